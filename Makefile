@@ -17,7 +17,7 @@ SERVER_TESTS := tests/support/test_postgres.py tests/property tests/debezium $(a
 	erase_archives erase_races erase_refused failover figure_plans figures foreign_privileges history \
 	hostile_arguments housekeeping inbox inbox_retention inbox_roles isolation_of_sinks largest_values \
 	limits_of_callers looks migrate notify_flood odd_reads operator_roles ownership passes pgbouncer plans probes \
-	python_transactions queue queue_limits queue_plans queue_relay reading_functions relay replay replay_fences \
+	python_transactions queue queue_ahead queue_limits queue_plans queue_relay reading_functions relay replay replay_fences \
 	replay_outcomes replay_service replay_stop replica_sessions restore retention retention_fences retention_policy \
 	retention_rest roles row_security scheduled_changes schedules schedules_cli schedules_files schedules_relay \
 	schedules_trouble seek session_settings shared_rate shared_slots sinks spread statement_timeout status \

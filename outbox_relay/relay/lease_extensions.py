@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from uuid import UUID
 
 from outbox_relay.domain.errors import StatementFailed
@@ -27,15 +27,16 @@ class LeaseExtensions:
         self._leases: dict[int, UUID] = {}
         self._written: dict[int, float] = {}
 
-    @contextlib.contextmanager
-    def watching(self, rows: Sequence[ClaimedRow]) -> Generator[None]:
-        """Extend the leases of ``rows`` inside the block."""
-        self._leases.update((row.event.id, row.lease) for row in rows)
-        try:
-            yield
-        finally:
-            for row in rows:
-                self._leases.pop(row.event.id, None)
+    def watch(self, rows: Sequence[ClaimedRow]) -> None:
+        """Extend the leases of ``rows`` until ``forget`` is called."""
+        for row in rows:
+            self._leases[row.event.id] = row.lease
+
+    def forget(self, rows: Sequence[ClaimedRow]) -> None:
+        """Extend the leases of ``rows`` no more."""
+        for row in rows:
+            self._leases.pop(row.event.id, None)
+            if self._written:
                 self._written.pop(row.event.id, None)
 
     async def run(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from uuid import UUID
 
@@ -22,10 +22,11 @@ from outbox_relay.postgres.rows import ClaimedRow, RowUpdate
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.attempt_recorder import AttemptRecorder
 from outbox_relay.relay.breaker import Permit
+from outbox_relay.relay.claimed_calls import ClaimedCalls
 from outbox_relay.relay.context import LEASE_MARGIN_SECONDS, DeliveryContext
 from outbox_relay.relay.lease_extensions import LeaseExtensions
 from outbox_relay.relay.parked_claims import BUSY_POLL_SECONDS, MOST_ROWS, ParkedClaims
-from outbox_relay.relay.parked_pace import ParkedPace
+from outbox_relay.relay.parked_pace import CLAIM_SECONDS, FAIR_CLAIM_SECONDS, ParkedPace
 from outbox_relay.relay.parked_settler import ParkedSettler
 from outbox_relay.relay.queue_claims import QueueClaims, RowsInHand
 from outbox_relay.relay.shared_limits import UNLIMITED, Admission
@@ -33,8 +34,8 @@ from outbox_relay.relay.slow_requests import SlowRequest, SlowRequests
 
 START_SECONDS = 1.0
 """Time after a claim within which the calls with its rows begin. Rows of later ones go back."""
-MOST_CLAIMS = 5
-"""Claims without an outcome after which a row is dead, since it may stop every relay that delivers it."""
+TURN_CALLS = 16
+"""Calls in one slot after which other tasks have their turn, even if none of these calls had to wait."""
 
 
 class ParkedDeliveries:
@@ -58,9 +59,11 @@ class ParkedDeliveries:
             else ParkedClaims(context, store, relay, log)
         )
         self._settler = ParkedSettler(context, store, self._claims, log, recorder)
-        self._pace = ParkedPace(context.limiter)
+        self._pace = ParkedPace(context.limiter, FAIR_CLAIM_SECONDS if context.spec.fair else CLAIM_SECONDS)
         self._extensions = LeaseExtensions(context, store)
         self._expects_rows = False
+        self._ahead: asyncio.Task[ClaimedCalls] | None = None
+        """The claim of the rows that follow those whose calls begin at present."""
 
     @property
     def under_way(self) -> int:
@@ -78,10 +81,12 @@ class ParkedDeliveries:
             tasks.create_task(self._adopt_slow_requests(tasks))
             tasks.create_task(self._extensions.run())
             while True:
-                await self._claims.wait_until_due()
+                if self._ahead is None:
+                    await self._claims.wait_until_due()
                 if self._context.leases.serving:
                     await self._claim_and_deliver(tasks)
                 else:
+                    await self._give_ahead_back()
                     await asyncio.sleep(BUSY_POLL_SECONDS)
 
     # -- slow requests ----------------------------------------------------------------------------------------
@@ -101,9 +106,10 @@ class ParkedDeliveries:
     async def _settle_slow(self, slow: SlowRequest) -> None:
         """Settle the row by the verdict, once the row is in the database."""
         try:
-            with self._extensions.watching([slow.row]):
-                [verdict], seconds = await slow.request
+            self._extensions.watch([slow.row])
+            [verdict], seconds = await slow.request
         finally:
+            self._extensions.forget([slow.row])
             self._context.limiter.release()
         await self._context.settler.committed(slow.settlement)
         self._settler.decide(slow.row, verdict, slow.permit, seconds)
@@ -119,82 +125,84 @@ class ParkedDeliveries:
         A slot is acquired before the permit, as for events of the log: a probe must not wait for a slot.
         """
         context = self._context
-        await self._settler.wait_for_capacity()
-        await self._pace.take_slot()
-        permit = await context.breaker.admit()
-        if not context.limits.active:
+        await self._take_slot()
+        permit = context.breaker.admit_at_once() or await self._wait_for_circuit()
+        if self._ahead is not None:
+            await self._deliver(tasks, await self._claimed_ahead(), UNLIMITED)
+        elif not context.limits.active:
             await self._claim_admitted(tasks, permit, UNLIMITED, self._claim_rows(permit))
         elif not self._expects_rows:
             await self._claim_first(tasks, permit)
         elif (admission := await self._admitted(permit)) is not None:
-            rows = (
-                min(self._claim_rows(permit), admission.events)
-                if context.sink.keeps_order
-                else self._claim_rows(permit)
-            )
-            await self._claim_admitted(tasks, permit, admission, context.limits.soon(rows))
+            rows = self._claim_rows(permit)
+            most = min(rows, admission.events) if context.sink.keeps_order else rows
+            await self._claim_admitted(tasks, permit, admission, context.limits.soon(most))
         else:
             self._end_claim(permit)
+
+    async def _take_slot(self) -> None:
+        """Wait for a slot, and until outcomes can be written. Rows that were claimed ahead do not wait for long."""
+        if self._ahead is not None:
+            try:
+                async with asyncio.timeout(START_SECONDS):
+                    await self._wait_for_slot()
+            except TimeoutError:
+                await self._give_ahead_back()
+            else:
+                return
+        await self._wait_for_slot()
+
+    async def _wait_for_slot(self) -> None:
+        await self._settler.wait_for_capacity()
+        await self._pace.take_slot()
+
+    async def _wait_for_circuit(self) -> Permit:
+        """Wait for the circuit. Rows that were claimed ahead go back, since the destination may be down for long."""
+        await self._give_ahead_back()
+        return await self._context.breaker.admit()
 
     async def _claim_admitted(self, tasks: asyncio.TaskGroup, permit: Permit, admission: Admission, most: int) -> None:
         """Claim rows with an admission for their first call, and start their delivery.
 
-        The limits outlast this session: an admission whose claim fails must be given back.
+        The limits outlast this session: an admission whose claim fails must be given back. Rows that were claimed for a
+        sink without limits go back if it got some meanwhile.
         """
-        context, sent = self._context, lease_clock()
+        limits = self._context.limits
         try:
-            claimed = await self._claims.claim(most)
+            calls = await self._claim(permit, most)
         except BaseException:
-            context.limits.withdraw(admission)
+            limits.withdraw(admission)
             raise
-        rows = self._deliverable(claimed)
-        self._expects_rows = bool(claimed)
-        size = context.sink.max_batch
-        calls = deque(rows[first : first + size] for first in range(0, len(rows), size))
-        self._settler.expect(len(rows))
-        if not calls:
-            context.limits.withdraw(admission)
-            self._end_claim(permit)
-        elif context.sink.keeps_order and self._claims.suspect_was_last:
-            context.limits.refund(admission, len(rows))
-            try:
-                await self._call(calls.popleft(), sent + LEASE_MARGIN_SECONDS, permit, admission)
-            finally:
-                admission.end()
-        else:
-            await self._start(tasks, calls, sent, permit, admission)
+        if admission is UNLIMITED and limits.active:
+            self._give_back(calls)
+        await self._deliver(tasks, calls, admission)
 
     async def _claim_first(self, tasks: asyncio.TaskGroup, permit: Permit) -> None:
         """Claim one row, if any is due, of a sink with limits across all relays, and only then ask for an admission.
 
         Otherwise relays without a row would wait for what others could use. The row goes back if that takes long.
         """
-        sent = lease_clock()
-        claimed = await self._claims.claim(1)
-        rows = self._deliverable(claimed)
-        self._expects_rows = bool(claimed)
-        self._settler.expect(len(rows))
+        calls = await self._claim(permit, 1)
         admission = None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(START_SECONDS):
-                admission = await self._admitted(permit) if rows else None
+                admission = await self._admitted(permit) if calls.rows else None
         if admission is not None:
-            self._begin(tasks, rows, sent + LEASE_MARGIN_SECONDS, permit, admission)
+            self._begin(tasks, calls, admission)
             return
         self._end_claim(permit)
-        self._return(rows)
+        self._give_back(calls)
 
-    def _end_claim(self, permit: Permit) -> None:
-        """Release the slot of a claim without calls, and its permit if that is a probe."""
-        self._pace.release_slot()
-        if permit.probe:
-            self._context.breaker.unused(permit)
-
-    def _return(self, rows: Iterable[ClaimedRow]) -> None:
-        """Give back rows whose calls do not begin."""
-        for row in rows:
-            self._settler.send_back(row, RowUpdate(row.event.id, row.lease, row.attempts))
-            self._settler.arrived(1)
+    async def _claim(self, permit: Permit, most: int) -> ClaimedCalls:
+        """Claim at most ``most`` rows, and return the calls that deliver them."""
+        sent = lease_clock()
+        claimed = await self._claims.claim(most)
+        rows = self._settler.deliverable(claimed)
+        self._expects_rows = bool(claimed)
+        self._settler.expect(len(rows))
+        size = self._context.sink.max_batch
+        calls = deque(rows[first : first + size] for first in range(0, len(rows), size))
+        return ClaimedCalls(calls, sent + LEASE_MARGIN_SECONDS, permit, is_full=len(claimed) == most)
 
     def _claim_rows(self, permit: Permit) -> int:
         """Return the number of rows of the next claim."""
@@ -218,34 +226,105 @@ class ParkedDeliveries:
         holds = permit.probe or breaker.holds(permit)
         return holds and not breaker.handing_over and self._context.leases.serving
 
-    async def _start(
-        self,
-        tasks: asyncio.TaskGroup,
-        calls: deque[list[ClaimedRow]],
-        sent: float,
-        permit: Permit,
-        admission: Admission,
-    ) -> None:
+    # -- claims ahead -----------------------------------------------------------------------------------------
+
+    @property
+    def _works_ahead(self) -> bool:
+        """True if rows may be claimed ahead, and a slot may serve several calls.
+
+        The events of a log must find slots, and limits across all relays have to admit each call.
+        """
+        return self._context.spec.queued and not self._context.limits.active
+
+    def _begin_ahead(self, tasks: asyncio.TaskGroup, calls: ClaimedCalls) -> None:
+        """Claim the next rows while these are delivered, so that no slot waits for a claim.
+
+        That is done if there are more of these calls than slots, and more rows are probably due.
+        """
+        if self._works_ahead and calls.is_full and not calls.permit.probe and len(calls.rows) > self._pace.free:
+            self._ahead = tasks.create_task(self._claim_ahead(calls))
+
+    async def _claim_ahead(self, before: ClaimedCalls) -> ClaimedCalls:
+        """Claim rows whose calls follow those of ``before``.
+
+        All rows whose calls have not begun are together at most as many as one claim takes. The next claim begins when
+        half as many are left.
+        """
+        await before.wait_until_few(self._claim_rows(before.permit) // 2)
+        most = self._claim_rows(before.permit) - before.left
+        may_claim = self._works_ahead and self._settler.has_capacity and self._may_send(before.permit)
+        if most > 0 and may_claim and not before.given_back:
+            return await self._claim(before.permit, most)
+        return ClaimedCalls(deque(), before.until, before.permit)
+
+    async def _claimed_ahead(self) -> ClaimedCalls:
+        """Return the calls of the claim ahead. They go back if they may not be sent any more, or their time is over."""
+        assert self._ahead is not None  # noqa: S101 - the caller has looked
+        calls = await self._ahead
+        self._ahead = None
+        if not (self._works_ahead and self._may_send(calls.permit)) or lease_clock() + START_SECONDS >= calls.until:
+            self._give_back(calls)
+        return calls
+
+    async def _give_ahead_back(self) -> None:
+        """Give back the rows that were claimed ahead."""
+        if self._ahead is not None:
+            self._give_back(await self._claimed_ahead())
+
+    # -- calls ------------------------------------------------------------------------------------------------
+
+    async def _deliver(self, tasks: asyncio.TaskGroup, calls: ClaimedCalls, admission: Admission) -> None:
+        """Start the calls of a claim, of which the first has a slot and an admission."""
+        limits = self._context.limits
+        if not calls.rows:
+            limits.withdraw(admission)
+            self._end_claim(calls.permit)
+        elif self._context.sink.keeps_order and self._claims.suspect_was_last:
+            rows = calls.next()
+            limits.refund(admission, len(rows))
+            try:
+                await self._call_in_turn(calls, rows, admission)
+            finally:
+                admission.end()
+        else:
+            await self._start(tasks, calls, admission)
+
+    def _end_claim(self, permit: Permit) -> None:
+        """Release the slot of a claim without calls, and its permit if that is a probe."""
+        self._pace.release_slot()
+        if permit.probe:
+            self._context.breaker.unused(permit)
+
+    def _give_back(self, calls: ClaimedCalls) -> None:
+        """Give back the rows whose calls have not begun."""
+        for row in chain(*calls.give_back()):
+            self._settler.send_back(row, RowUpdate(row.event.id, row.lease, row.attempts))
+            self._settler.arrived(1)
+
+    async def _start(self, tasks: asyncio.TaskGroup, calls: ClaimedCalls, admission: Admission) -> None:
         """Start the calls of one claim one after another; the first one has its slot.
 
         Rows go back if their call cannot begin soon, since another relay may deliver them meanwhile.
         """
-        until = sent + LEASE_MARGIN_SECONDS
-        self._begin(tasks, calls.popleft(), until, permit, admission)
+        self._begin(tasks, calls, admission)
+        self._begin_ahead(tasks, calls)
         try:
             async with asyncio.timeout(START_SECONDS):
-                while calls and (following := await self._slot_for_next(permit)) is not None:
-                    self._begin(tasks, calls.popleft(), until, permit, following)
+                while calls.rows and (following := await self._slot_for_next(calls.permit)) is not None:
+                    self._begin(tasks, calls, following)
         except TimeoutError:
             pass
-        self._return(chain(*calls))
+        self._give_back(calls)
 
-    def _begin(
-        self, tasks: asyncio.TaskGroup, rows: list[ClaimedRow], until: float, permit: Permit, admission: Admission
-    ) -> None:
-        """Start a call, which ends its admission."""
+    def _begin(self, tasks: asyncio.TaskGroup, calls: ClaimedCalls, admission: Admission) -> None:
+        """Start the next call, which ends its admission. Its slot is free if other slots have served all calls."""
+        rows = calls.next()
         self._context.limits.refund(admission, len(rows))
-        task = tasks.create_task(self._call(rows, until, permit, admission))
+        if not rows:
+            admission.end()
+            self._pace.release_slot()
+            return
+        task = tasks.create_task(self._call_in_turn(calls, rows, admission))
         if admission is not UNLIMITED:
             task.add_done_callback(admission.end)
 
@@ -265,51 +344,36 @@ class ParkedDeliveries:
         self._pace.release_slot()
         return None
 
-    def _deliverable(self, claimed: list[ClaimedRow]) -> list[ClaimedRow]:
-        """Return the rows that may be sent.
-
-        Rows that can never be delivered are dead. With when_dead = "hold" the later rows of their keys go back.
-        """
-        context, rows, stopped = self._context, list[ClaimedRow](), set[str]()
-        for row in claimed:
-            key = row.event.key if row.ordered else None
-            if key in stopped:
-                self._settler.send_back(row, RowUpdate(row.event.id, row.lease, row.attempts))
-            elif not self._stops_relays(row) and not self._is_faulty(row):
-                rows.append(row)
-            elif key is not None and context.spec.hold:
-                stopped.add(key)
-        return rows
-
-    def _is_faulty(self, row: ClaimedRow) -> bool:
-        """Return True, and make the row dead, if no relay can deliver its event."""
-        if row.event.fault is None:
-            return False
-        back = RowUpdate(row.event.id, row.lease, row.attempts, "dead", None, row.event.fault)
-        self._settler.send_back(row, back, "undeliverable")
-        return True
-
-    def _stops_relays(self, row: ClaimedRow) -> bool:
-        """Return True, and make the row dead, if it was claimed too often."""
-        if row.claims <= MOST_CLAIMS:
-            return False
-        error = f"claimed {row.claims - 1} times without an outcome: it may have crashed the relays that delivered it"
-        self._settler.send_back(row, RowUpdate(row.event.id, row.lease, row.attempts, "dead", None, error), "crashes")
-        return True
-
-    async def _call(
-        self, rows: list[ClaimedRow], until: float, permit: Permit, admission: Admission = UNLIMITED
-    ) -> None:
-        """Deliver rows with one call, and release its slot."""
-        events, attempt = [row.event for row in rows], next_attempt(rows[0].attempts)
+    async def _call_in_turn(self, calls: ClaimedCalls, rows: list[ClaimedRow], admission: Admission) -> None:
+        """Deliver rows with one call, and those of the next calls while the slot may be kept, and release it."""
+        served = 0
         try:
-            with self._extensions.watching(rows):
-                answer = await self._context.call(events, until, admission, attempt)
+            while rows:
+                await self._call(rows, calls.until, calls.permit, admission)
+                served += 1
+                if not served % TURN_CALLS:
+                    await asyncio.sleep(0)
+                rows = calls.next() if self._keeps_slot(calls.permit, admission) else []
+        finally:
+            self._pace.release_slot()
+
+    def _keeps_slot(self, permit: Permit, admission: Admission) -> bool:
+        """Return True if the slot of a call that ended may serve the next one."""
+        if admission is not UNLIMITED or permit.probe or not self._works_ahead:
+            return False
+        return self._may_send(permit) and not self._context.limiter.over_limit()
+
+    async def _call(self, rows: list[ClaimedRow], until: float, permit: Permit, admission: Admission) -> None:
+        """Deliver rows with one call."""
+        events, attempt = [row.event for row in rows], next_attempt(rows[0].attempts)
+        self._extensions.watch(rows)
+        try:
+            answer = await self._context.call(events, until, admission, attempt)
             self._pace.observe(answer.seconds)
             self._apply(rows, *answer, permit)
         finally:
+            self._extensions.forget(rows)
             self._settler.arrived(len(rows))
-            self._pace.release_slot()
 
     def _apply(self, rows: list[ClaimedRow], verdicts: Sequence[Verdict], seconds: float, permit: Permit) -> None:
         """Settle the rows of a call.

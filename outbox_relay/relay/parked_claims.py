@@ -138,6 +138,7 @@ class ParkedClaims:
         cut = len(claimed) == most or 2 * max_wire_bytes([row.event for row in claimed]) > most_bytes
         if cut or self._size.failed:
             self._heads.update(dict.fromkeys(heads))
+            self._asked_at = float("-inf")  # more rows may be due
         elif not claimed:
             self._asked_at = now
         return claimed

@@ -10,6 +10,8 @@ PAUSE_SECONDS = 0.001
 """Maximum wait of a request for the one before it. A destination that takes longer gets more of them at once."""
 CLAIM_SECONDS = 0.025
 """Time in which the rows of one claim begin. A claim of more rows is one long statement."""
+FAIR_CLAIM_SECONDS = 0.01
+"""The same where tenants take turns: a row that a tenant adds waits for the rows that were claimed before."""
 LEAST_SECONDS = 0.0005
 """Duration of a request below which a claim does not become larger."""
 FIRST_SECONDS = 1.0
@@ -26,8 +28,9 @@ class ParkedPace:
     one another as far as the destination is quick.
     """
 
-    def __init__(self, limiter: ConcurrencyLimiter) -> None:
+    def __init__(self, limiter: ConcurrencyLimiter, claim_seconds: float = CLAIM_SECONDS) -> None:
         self._limiter = limiter
+        self._claim_seconds = claim_seconds
         self._taken = 0
         self._released = asyncio.Event()
         self._call_seconds = FIRST_SECONDS
@@ -41,9 +44,13 @@ class ParkedPace:
         limiter = self._limiter
         share = limiter.parked_share()
         at_once = 1 if limiter.flows else share
-        soon = int(at_once * CLAIM_SECONDS / max(self._call_seconds, LEAST_SECONDS))
-        free = min(share - self._taken, limiter.free) + 1
-        return min(max(free, soon), most)
+        soon = int(at_once * self._claim_seconds / max(self._call_seconds, LEAST_SECONDS))
+        return min(max(self.free + 1, soon), most)
+
+    @property
+    def free(self) -> int:
+        """The number of slots that may be taken now."""
+        return min(self._limiter.parked_share() - self._taken, self._limiter.free)
 
     async def take_slot(self) -> None:
         """Wait for a slot of those that parked deliveries may take, and take it."""

@@ -21,6 +21,8 @@ from outbox_relay.relay.parked_claims import BUSY_POLL_SECONDS, MOST_KEYS, MOST_
 from outbox_relay.relay.portions import write_in_portions
 from outbox_relay.relay.timing import timed
 
+MOST_CLAIMS = 5
+"""Claims without an outcome after which a row is dead, since it may stop every relay that delivers it."""
 MOST_UNSETTLED = 4 * MOST_ROWS
 """Approximate maximum of outcomes to be written. At that number no row is claimed."""
 GATHER_SECONDS = 0.025
@@ -55,11 +57,50 @@ class ParkedSettler:
         """The number of rows whose outcome is not in the database."""
         return len(self._done) + len(self._back)
 
+    @property
+    def has_capacity(self) -> bool:
+        """True if fewer than ``MOST_UNSETTLED`` outcomes are to be written."""
+        return self.unsettled < MOST_UNSETTLED
+
     async def wait_for_capacity(self) -> None:
         """Wait until fewer than ``MOST_UNSETTLED`` outcomes are to be written."""
-        while self.unsettled >= MOST_UNSETTLED:
+        while not self.has_capacity:
             self._settled.clear()
             await self._settled.wait()
+
+    # -- claimed rows -----------------------------------------------------------------------------------------
+
+    def deliverable(self, claimed: list[ClaimedRow]) -> list[ClaimedRow]:
+        """Return the rows that may be sent.
+
+        Rows that can never be delivered are dead. With when_dead = "hold" the later rows of their keys go back.
+        """
+        context, rows, stopped = self._context, list[ClaimedRow](), set[str]()
+        for row in claimed:
+            key = row.event.key if row.ordered else None
+            if key in stopped:
+                self.send_back(row, RowUpdate(row.event.id, row.lease, row.attempts))
+            elif not self._stops_relays(row) and not self._is_faulty(row):
+                rows.append(row)
+            elif key is not None and context.spec.hold:
+                stopped.add(key)
+        return rows
+
+    def _is_faulty(self, row: ClaimedRow) -> bool:
+        """Return True, and make the row dead, if no relay can deliver its event."""
+        if row.event.fault is None:
+            return False
+        back = RowUpdate(row.event.id, row.lease, row.attempts, "dead", None, row.event.fault)
+        self.send_back(row, back, "undeliverable")
+        return True
+
+    def _stops_relays(self, row: ClaimedRow) -> bool:
+        """Return True, and make the row dead, if it was claimed too often."""
+        if row.claims <= MOST_CLAIMS:
+            return False
+        error = f"claimed {row.claims - 1} times without an outcome: it may have crashed the relays that delivered it"
+        self.send_back(row, RowUpdate(row.event.id, row.lease, row.attempts, "dead", None, error), "crashes")
+        return True
 
     # -- outcomes ---------------------------------------------------------------------------------------------
 

@@ -3,41 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Coroutine, Sequence
-from types import SimpleNamespace
-from typing import Any
-from uuid import uuid4
 
 import pytest
 
-from outbox_relay.domain.lease_clock import lease_clock
-from outbox_relay.domain.measures import SinkMeasures
 from outbox_relay.domain.outcomes import DELIVERED
-from outbox_relay.postgres.rows import ClaimedRow, DeliveredRow, RowUpdate
-from outbox_relay.relay.breaker import Permit
-from outbox_relay.relay.context import CallResult
-from outbox_relay.relay.due_timer import DueTimer
+from outbox_relay.postgres.rows import RowUpdate
 from outbox_relay.relay.limiter import ConcurrencyLimiter
-from outbox_relay.relay.parked import ParkedDeliveries
-from outbox_relay.relay.parked_pace import CLAIM_SECONDS, FIRST_SECONDS, ParkedPace
-from outbox_relay.relay.shared_limits import UNLIMITED, Admission
-from outbox_relay.relay.slow_requests import SlowRequests
-from outbox_relay.sinks.contract.handing import an_event
-from tests.support.limits import no_limits
-from tests.support.recording import a_recorder
+from outbox_relay.relay.parked_pace import CLAIM_SECONDS, FAIR_CLAIM_SECONDS, FIRST_SECONDS, ParkedPace
+from tests.support.parked_deliveries import Deliveries, spin
 
 SLOTS = 64
 PACE = "outbox_relay.relay.parked_pace.PAUSE_SECONDS"
 GATHER = "outbox_relay.relay.parked_settler.GATHER_SECONDS"
 START = "outbox_relay.relay.parked.START_SECONDS"
-CLOSED = Permit(0, probe=False)
-
-
-async def spin() -> None:
-    """Let every task come as far as it can: none of them waits for anything outside."""
-    for _ in range(10):
-        await asyncio.sleep(0)
 
 
 async def a_pace(slots: int = SLOTS, *, taken: int = 1, flows: bool = True) -> ParkedPace:
@@ -105,64 +83,16 @@ async def test_a_claim_takes_the_rows_that_begin_soon(seconds: float, rows: int)
     assert pace.rows(10) == 10
 
 
+async def test_a_claim_of_tenants_takes_fewer_rows() -> None:
+    """Goes red when a row of one tenant waits for many rows of another that were claimed before."""
+    pace = ParkedPace(ConcurrencyLimiter(SLOTS, asyncio.Event()), FAIR_CLAIM_SECONDS)
+    for _ in range(200):
+        pace.observe(0.004)
+    assert FAIR_CLAIM_SECONDS < CLAIM_SECONDS
+    assert pace.rows(1000) == pytest.approx(SLOTS * FAIR_CLAIM_SECONDS / 0.004, abs=1)
+
+
 # -- rows that were claimed and cannot begin ---------------------------------------------------------------------------
-
-
-class Deliveries:
-    """Parked deliveries of a sink with one slot, whose requests end when ``answer`` is set."""
-
-    def __init__(self) -> None:
-        self.answer = asyncio.Event()
-        self.holds = True
-        self.sent = list[int]()
-        self.deleted = list[list[int]]()
-        self.wrote = asyncio.Event()
-        self.rows = [ClaimedRow(an_event(), ordered=True, attempts=2, claims=1, lease=uuid4()) for _ in range(3)]
-        parts: Any = SimpleNamespace(
-            spec=SimpleNamespace(name="s", hold=False, record_attempts="failures", queued=False, tenants=False),
-            sink=SimpleNamespace(max_batch=1, keeps_order=False),
-            limiter=ConcurrencyLimiter(1, asyncio.Event()),
-            breaker=SimpleNamespace(holds=self._circuit_holds, handing_over=False),
-            leases=SimpleNamespace(serving=True),
-            due_timer=DueTimer(),
-            measures=SinkMeasures(),
-            now=lambda: self.rows[0].event.created_at,
-            delivered=self._circuit_holds,
-            call=self._call,
-            limits=no_limits(),
-            delete_rows=self._delete_rows,
-            update_rows=self._update_rows,
-        )
-        self.parked: Any = ParkedDeliveries(parts, parts, uuid4(), parts, SlowRequests("s", 1), a_recorder())
-        self.settler: Any = self.parked._settler
-
-    def _circuit_holds(self, _permit: Permit) -> bool:
-        return self.holds
-
-    async def _call(self, events: Sequence[Any], _until: float, _admission: Admission, _attempt: int) -> CallResult:
-        self.sent += [event.id for event in events]
-        await self.answer.wait()
-        return CallResult([DELIVERED] * len(events), 0.001)
-
-    async def _delete_rows(self, _sink: str, rows: Sequence[DeliveredRow], **_: Any) -> dict[int, bool]:
-        self.deleted.append([row.id for row in rows])
-        self.wrote.set()
-        return {row.id: False for row in rows}
-
-    async def _update_rows(self, _sink: str, rows: Sequence[RowUpdate], **_: Any) -> set[int]:
-        self.wrote.set()
-        return {row.id for row in rows}
-
-    async def start(self, tasks: asyncio.TaskGroup) -> Coroutine[Any, Any, None]:
-        """Return the start of one claim with three calls, of which the first has the slot."""
-        await self.parked._pace.take_slot()
-        self.settler.expect(len(self.rows))
-        return self.parked._start(tasks, deque([row] for row in self.rows), lease_clock(), CLOSED, UNLIMITED)
-
-    @property
-    def given_back(self) -> list[tuple[int, int]]:
-        """The ids of the rows that go back as they were, with their attempts."""
-        return [(back.id, back.attempts) for _, back, _ in self.settler._back if back.state is back.due_in is None]
 
 
 async def test_rows_of_a_claim_go_back_when_the_circuit_opens() -> None:

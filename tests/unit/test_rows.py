@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -60,7 +61,8 @@ class Slow(NamedTuple):
 def a_slow_sink(slots: int) -> Slow:
     """Make the parts of a sink with ``slots``, all of which are taken by requests."""
     parts: Any = SimpleNamespace(
-        spec=SimpleNamespace(name="s", queued=False, tenants=False), sink=SimpleNamespace(timeout_seconds=15.0),
+        spec=SimpleNamespace(name="s", queued=False, fair=False, tenants=False),
+        sink=SimpleNamespace(timeout_seconds=15.0),
         park=park, keyed=bool, now=lambda: datetime.now(UTC), limits=no_limits(),
     )  # fmt: skip
     parts.limiter = ConcurrencyLimiter(slots, asyncio.Event())
@@ -197,7 +199,7 @@ class Parked(NamedTuple):
 def _parked() -> Parked:
     """Make the deliveries of a sink that delivers every event; each row was ours when it is settled."""
     parts: Any = SimpleNamespace(
-        spec=SimpleNamespace(name="s", hold=False, record_attempts="failures", queued=False, tenants=False),
+        spec=SimpleNamespace(name="s", hold=False, record_attempts="failures", queued=False, fair=False, tenants=False),
         delivered=bool,
         limiter=SimpleNamespace(increase=int, acquire=_claiming, parked_share=lambda: 1),
         due_timer=DueTimer(),
@@ -276,6 +278,26 @@ async def test_the_keys_of_a_claim_that_its_bytes_ended_are_asked_about_again(fi
     for _ in range(2):
         await parked.claims.claim(100)
     assert asked == [["k"], ["k"]]
+
+
+@pytest.mark.parametrize(("found", "waits"), [(4, False), (3, True), (0, True)])
+async def test_no_wait_follows_a_claim_behind_which_more_rows_may_be_due(found: int, waits: bool) -> None:
+    """Goes red when the rest of a burst waits because a claim before it found no row."""
+    parked = _parked()
+
+    async def claim_rows(*_: Any, **__: Any) -> list[ClaimedRow]:
+        return [_row(key=None, ordered=False)] * found
+
+    parked.store.claim_rows, parked.store.now = claim_rows, lambda: datetime.now(UTC)
+    parked.store.blocked, parked.store.sink = (), SimpleNamespace(timeout_seconds=15.0, keeps_order=False)
+    parked.claims._swept_at = parked.claims._suspected_at = float("inf")  # pyright: ignore[reportPrivateUsage]
+    parked.claims._asked_at = time.monotonic()  # pyright: ignore[reportPrivateUsage]
+    await parked.claims.claim(4)
+    waiting = asyncio.ensure_future(parked.claims.wait_until_due())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert waiting.done() is not waits
+    waiting.cancel()
 
 
 async def test_no_row_is_claimed_while_too_many_outcomes_wait_to_be_written() -> None:
