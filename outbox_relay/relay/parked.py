@@ -34,8 +34,8 @@ from outbox_relay.relay.slow_requests import SlowRequest, SlowRequests
 
 START_SECONDS = 1.0
 """Time after a claim within which the calls with its rows begin. Rows of later ones go back."""
-TURN_CALLS = 16
-"""Calls in one slot after which other tasks have their turn, even if none of these calls had to wait."""
+TURN_CALLS = 64
+"""Calls in all kept slots together after which other tasks have their turn, even if none of these calls had to wait."""
 
 
 class ParkedDeliveries:
@@ -241,7 +241,8 @@ class ParkedDeliveries:
 
         That is done if there are more of these calls than slots, and more rows are probably due.
         """
-        if self._works_ahead and calls.is_full and not calls.permit.probe and len(calls.rows) > self._pace.free:
+        more = calls.is_full and calls.left > 0 and len(calls.rows) > self._pace.free
+        if more and self._works_ahead and not calls.permit.probe:
             self._ahead = tasks.create_task(self._claim_ahead(calls))
 
     async def _claim_ahead(self, before: ClaimedCalls) -> ClaimedCalls:
@@ -274,8 +275,13 @@ class ParkedDeliveries:
     # -- calls ------------------------------------------------------------------------------------------------
 
     async def _deliver(self, tasks: asyncio.TaskGroup, calls: ClaimedCalls, admission: Admission) -> None:
-        """Start the calls of a claim, of which the first has a slot and an admission."""
+        """Start the calls of a claim, of which the first has a slot and an admission.
+
+        The rows go back if they may not be sent any more: a claim takes a moment.
+        """
         limits = self._context.limits
+        if not self._may_send(calls.permit):
+            self._give_back(calls)
         if not calls.rows:
             limits.withdraw(admission)
             self._end_claim(calls.permit)
@@ -350,8 +356,9 @@ class ParkedDeliveries:
         try:
             while rows:
                 await self._call(rows, calls.until, calls.permit, admission)
-                served += 1
-                if not served % TURN_CALLS:
+                served += self._context.limiter.limit
+                if served >= TURN_CALLS:
+                    served = 0
                     await asyncio.sleep(0)
                 rows = calls.next() if self._keeps_slot(calls.permit, admission) else []
         finally:

@@ -28,7 +28,7 @@ BUSY_POLL_SECONDS = 0.1
 MOST_ROWS = 1000
 """Maximum number of rows in one claim."""
 MOST_BYTES = 16 << 20
-"""Maximum bytes of payload, key and headers in one claim, not counting its first row."""
+"""Maximum bytes of payload, key and headers in one claim, not counting its first row. A claim ahead may add as many."""
 MOST_KEYS = 1000
 """Maximum number of keys in one question and in one sweep."""
 FEWEST_KEYS, KEYS_PER_ROW = 100, 4

@@ -78,8 +78,10 @@ class QueueClaims(ParkedClaims):
     def written(self, rows: list[ClaimedRow], gone: int) -> None:
         """Forget the leases of rows whose outcomes are in the database, and count those that were deleted."""
         self._context.parked_limit.remove(gone)
+        in_hand = self._in_hand.rows
         for row in rows:
-            self._in_hand.rows.pop(row.event.id, None)
+            if in_hand.get(row.event.id) == row.lease:  # not one that went back and was claimed again
+                del in_hand[row.event.id]
 
     async def _fetch(
         self, lease: UUID, lease_seconds: float, most: int, heads: Sequence[str], *, suspects: bool

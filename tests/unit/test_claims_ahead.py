@@ -8,6 +8,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 from unittest.mock import Mock
+from uuid import uuid4
 
 import pytest
 
@@ -19,6 +20,7 @@ from outbox_relay.relay.claimed_calls import ClaimedCalls
 from outbox_relay.relay.parked import START_SECONDS, TURN_CALLS
 from outbox_relay.relay.parked_pace import CLAIM_SECONDS, FAIR_CLAIM_SECONDS
 from outbox_relay.relay.parked_settler import MOST_UNSETTLED
+from outbox_relay.relay.queue_claims import QueueClaims
 from outbox_relay.relay.shared_limits import UNLIMITED, Admission
 from tests.support.parked_deliveries import CLOSED, Ahead, Deliveries, claimed_rows, ending_tasks, spin
 from tests.support.wait import auntil
@@ -307,9 +309,10 @@ async def test_rows_claimed_ahead_go_back_while_the_circuit_is_open() -> None:
         claiming.cancel()
 
 
-async def test_calls_that_end_at_once_leave_turns_to_other_tasks() -> None:
-    """Goes red when a slot that is kept keeps the event loop too, so that no lease is renewed meanwhile."""
-    deliveries = Deliveries(queued=True)
+@pytest.mark.parametrize("slots", [1, 16])
+async def test_calls_that_end_at_once_leave_turns_to_other_tasks(slots: int) -> None:
+    """Goes red when slots that are kept keep the event loop too, so that no lease is renewed meanwhile."""
+    deliveries = Deliveries(queued=True, slots=slots)
     deliveries.rows = claimed_rows(10 * TURN_CALLS)
     deliveries.answer.set()
     seen = list[int]()
@@ -366,21 +369,35 @@ async def is_settled(deliveries: Deliveries) -> bool:
     return deliveries.parked.under_way == 0
 
 
-async def test_rows_of_a_claim_go_back_if_the_sink_got_a_limit_meanwhile() -> None:
-    """Goes red when the first row of a claim that began without a limit is sent beyond it."""
+@pytest.mark.parametrize("change", CHANGES)
+async def test_rows_of_a_claim_go_back_if_they_may_not_be_sent_any_more(change: str) -> None:
+    """Goes red when the first row of a claim is sent beyond a limit, a pause, a hand-over or an open circuit."""
     deliveries = Deliveries(queued=True)
     deliveries.claims = [deliveries.rows]
     deliveries.answer.set()
     claim = deliveries.parked._claims.claim
 
-    async def limited_meanwhile(most: int) -> list[ClaimedRow]:
+    async def changed_meanwhile(most: int) -> list[ClaimedRow]:
         rows: list[ClaimedRow] = await claim(most)
-        deliveries.limit()
+        CHANGES[change](deliveries)
         return rows
 
-    deliveries.parked._claims.claim = limited_meanwhile
+    deliveries.parked._claims.claim = changed_meanwhile
     async with ending_tasks() as tasks:
         await asyncio.wait_for(deliveries.parked._claim_and_deliver(tasks), 5)
     assert deliveries.sent == []
     assert deliveries.given_back == [(deliveries.ids[0], 2)]
     assert deliveries.limiter.free == 1
+
+
+def test_a_row_that_was_claimed_again_stays_in_hand_with_its_new_lease() -> None:
+    """Goes red when the outcome of an earlier claim ends the memory of a later one of the same row."""
+    claims: QueueClaims = Deliveries(queued=True).parked._claims
+    [row] = claimed_rows(1)
+    again = row._replace(lease=uuid4())
+    in_hand = claims._in_hand  # pyright: ignore[reportPrivateUsage]
+    in_hand.rows[row.event.id] = again.lease
+    claims.written([row], 0)
+    assert in_hand.rows == {row.event.id: again.lease}
+    claims.written([again], 0)
+    assert in_hand.rows == {}
