@@ -356,9 +356,9 @@ async def test_idle_shards_are_discarded_after_a_take_over(database: Database) -
     """The new owner of a shard writes its position, though no event moves it."""
     sink = MemorySink(lambda _event, _attempt: Refused("never", 400))
     made = emit(database, [f"k{n}" for n in range(100)])
-    async with running(database.dsn, (spec("s"), sink), lease_seconds=2.0):
+    async with running(database.dsn, (spec("s"), sink), lease_seconds=3.0):
         await has(database, "select from outbox.delivery where state = 'dead' having count(*) = 100")
-    async with running(database.dsn, (spec("s"), sink), lease_seconds=2.0) as harness:
+    async with running(database.dsn, (spec("s"), sink), lease_seconds=3.0) as harness:
         await harness.owns_all()
         result = await admin.discard_deliveries(harness.store, {}, actor="a", reason="r", report=quiet)
         assert result == admin.Result(done=len(made))

@@ -160,7 +160,7 @@ async def delivered_and_erased(database: Database, harness: RelayHarness, sink: 
 async def test_no_erased_event_is_delivered_after_a_seek(database: Database) -> None:
     """Goes red when the functions that read the log do not pass erased events by."""
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink), lease_seconds=1.5, expects={"reload", "lease_lost"}) as harness:
+    async with running(database.dsn, (spec("s"), sink), lease_seconds=3.0, expects={"reload", "lease_lost"}) as harness:
         others = await delivered_and_erased(database, harness, sink)
         before = len(sink.delivered)
         found = await asyncio.to_thread(seek, database, "s", "beginning")

@@ -25,7 +25,7 @@ from tests.support.memory_sink import MemorySink, fails
 from tests.support.relay_harness import LOST, RelayHarness, owns, running, spec
 from tests.support.wait import auntil
 
-SHORT_LEASE = 1.5
+SHORT_LEASE = 3.0
 WAITING_SETTLEMENT = """
 select pid from pg_stat_activity
  where datname = current_database() and wait_event_type = 'Lock'

@@ -92,7 +92,7 @@ async def test_rows_in_hand_go_back_when_the_sink_is_paused(database: Database) 
     handler = Handler()
     sink = handler.sink()
     wanted = emit(database, [None] * 3000)
-    async with running(database.dsn, (queued(), sink), lease_seconds=2.0):
+    async with running(database.dsn, (queued(), sink), lease_seconds=3.0):
         await flow(lambda: len(sink.delivered), 300)
         query(database, "update outbox.sink set paused = true returning 1")
         await has(database, "select from outbox.delivery having count(*) > 0 and count(lease) = 0", seconds=20)
@@ -146,7 +146,7 @@ async def test_a_limit_counts_from_the_moment_at_which_it_is_known(database: Dat
     handler = Handler()
     sink = handler.sink()
     wanted = emit(database, [None] * 3000)
-    async with running(database.dsn, (queued(), sink), lease_seconds=2.0) as harness:
+    async with running(database.dsn, (queued(), sink), lease_seconds=3.0) as harness:
         handler.harness = harness
         limits = harness.relays[0].limits
         await flow(lambda: len(sink.delivered), 300)

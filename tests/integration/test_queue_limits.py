@@ -115,7 +115,7 @@ async def test_a_sink_at_its_limit_stops_no_other_and_keeps_no_lease(database: D
     emit(database, 300)
     slow, other = MemorySink(keeps_order=False), MemorySink(keeps_order=False)
     sinks = [(limited(claim, rate_per_second=0.01), slow), (spec("other"), other)]
-    async with running(database.dsn, *sinks, lease_seconds=2.0) as harness:
+    async with running(database.dsn, *sinks, lease_seconds=3.0) as harness:
         await auntil(lambda: _is(len(other.delivered) == 300), seconds=30, what="the other sink delivers")
         assert len(slow.delivered) <= 1
         await auntil(lambda: _is(harness.relays[0].limits.waiting > 0), seconds=30, what="requests wait")
@@ -164,7 +164,7 @@ async def test_relays_that_claim_rows_never_have_more_in_flight_together(databas
             RelayHarness(
                 database.dsn,
                 [(limited(max_in_flight_total=5), a_sink(receiver.url, timeout_seconds=1.0))],
-                lease_seconds=2.0,
+                lease_seconds=3.0,
             )
             for _ in range(2)
         )

@@ -97,12 +97,12 @@ async def test_rows_of_a_relay_that_crashed_are_delivered_when_their_leases_laps
         return DELIVERED
 
     stuck, sink = MemorySink(never, keeps_order=False), MemorySink(keeps_order=False)
-    async with running(database.dsn, (queued(), stuck), lease_seconds=1.0) as crashing:
+    async with running(database.dsn, (queued(), stuck), lease_seconds=3.0) as crashing:
         await crashing.owns_all()
         wanted = emit(database, [None] * 10)
         await has(database, "select from outbox.delivery where lease is not null having count(*) = 10")
         await crashing.crash()
-    async with running(database.dsn, (queued(), sink), lease_seconds=1.0) as relay:
+    async with running(database.dsn, (queued(), sink), lease_seconds=3.0) as relay:
         await relay.owns_all()
         more = emit(database, [None])
         await delivered(sink, more)
@@ -125,7 +125,7 @@ async def test_rows_in_hand_are_given_back_when_a_session_ends(database: Databas
     async with running(database.dsn, (queued(), sink), expects={"lease_lost"}) as relay:
         await relay.owns_all()
         wanted = emit(database, [None] * 5)
-        for _ in range(7):
+        for _ in range(3):
             [(lease,)] = await has(database, "select min(lease::text) from outbox.delivery having count(lease) = 5")
             query(database, "update outbox.shard set epoch = epoch + 1 where shard = 0 returning 1")
             await has(

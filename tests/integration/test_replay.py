@@ -21,7 +21,7 @@ from tests.support.sink_actions import call, register, remove, rename, seek
 from tests.support.wait import auntil
 
 KEYS = [f"k{n % 7}" for n in range(40)]
-SHORT_LEASE = 1.5
+SHORT_LEASE = 3.0
 PARKED = """insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, content_type, created_at)
             select 's', e.id, e.shard, %s, false, now() + interval '1 hour', e.uid, e.type, e.content_type, e.created_at
               from outbox.event e where e.id = %s"""

@@ -15,7 +15,7 @@ from tests.support.relay_harness import RelayHarness, running, spec
 from tests.support.replays import start
 from tests.support.wait import auntil
 
-SHORT_LEASE = 1.5
+SHORT_LEASE = 3.0
 
 
 class Counted(MemorySink):

@@ -20,7 +20,7 @@ from tests.support.relay_harness import RelayHarness, running, spec
 from tests.support.sink_actions import audited, call, register, seek, take_tick
 from tests.support.wait import auntil
 
-SHORT_LEASE = 1.5
+SHORT_LEASE = 3.0
 KEYS = [f"k{n % 7}" for n in range(40)]
 BACKLOG = "select events from outbox.backlog('s', null, 1000, 5.0)"
 FOREIGN = "update outbox.event set xid = (xid::text::bigint + 1000000)::text::xid8"

@@ -28,7 +28,7 @@ from tests.support.service import RelayService
 from tests.support.sink_actions import audited, call, register, remove, rename
 from tests.support.wait import auntil, until
 
-SHORT_LEASE = 1.5
+SHORT_LEASE = 3.0
 HOSTILE = [None, "", "nosuch", "é", "a'b\"c", "x" * 5000, "s; drop table outbox.sink"]
 
 
