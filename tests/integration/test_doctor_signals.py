@@ -36,7 +36,9 @@ from tests.support.wait import auntil
 MINUTES = """
 insert into outbox.history (sink, at, delivered, claim_p99, tick_p99, settle_p99, busy_ms)
 select %s, date_trunc('minute', now()) - n * interval '1 minute', %s, %s, %s, %s, %s
-  from generate_series(%s::integer, %s::integer) n"""
+  from generate_series(%s::integer, %s::integer) n
+    on conflict (sink, at) do nothing"""
+"""Two statements may lie on both sides of a full minute."""
 COPIES = """
 insert into outbox.history
 select (jsonb_populate_record(h, jsonb_build_object('at', date_trunc('minute', now()) - n * interval '1 minute'))).*

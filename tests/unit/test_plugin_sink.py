@@ -411,3 +411,25 @@ def test_nothing_counts_as_delivered_behind_an_undelivered_event_of_its_key() ->
     verdicts: list[Verdict] = [Failed("x"), Refused("y"), DELIVERED, Unavailable("z"), DELIVERED, DELIVERED]
     kinds = [type(verdict) for verdict in in_order(events, verdicts)]
     assert kinds == [Failed, Refused, Unavailable, Unavailable, Delivered, Delivered]
+
+
+async def test_a_call_that_comes_when_the_plugin_has_just_been_opened_overtakes_none_that_waited_for_it() -> None:
+    """Goes red when calls that find the plug-in open do not wait for those that are about to learn it."""
+    may_open = threading.Event()
+    got = list[int]()
+
+    def note(batch: Sequence[StoredEvent]) -> list[Verdict]:
+        got.extend(event.id for event in batch)
+        return delivered(batch)
+
+    async def opening(_plugin: OddPlugin) -> None:
+        may_open.wait(10)
+
+    events = some_events(2, keys=1)
+    async with opened(plugin(note, open=opening)) as sink:
+        first = asyncio.ensure_future(sink.deliver(events[:1], soon()))
+        await asyncio.sleep(0)
+        may_open.set()
+        cast("Any", sink)._opening.ended.result(10)  # the loop does not learn of it meanwhile
+        await asyncio.gather(first, sink.deliver(events[1:], soon()))
+    assert got == [event.id for event in events]

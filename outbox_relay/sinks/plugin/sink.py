@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -71,6 +72,8 @@ class PluginSink:
         self._resets = 0
         self._closed = True
         self._problem: str | None = None
+        self._line = asyncio.Lock()
+        """Calls begin in their order: one that finds the plug-in open overtakes none that waits for that."""
 
     def __repr__(self) -> str:
         return f"PluginSink({self._name!r})"
@@ -158,16 +161,24 @@ class PluginSink:
         """Deliver as ``Sink.deliver`` specifies, whatever the plug-in does."""
         if not batch:
             return []
+        latest = min(lease_clock() + self.timeout_seconds, until)
+        async with self._line if self.keeps_order else nullcontext():
+            call = await self._begun(batch, latest, until, attempt)
+        if isinstance(call, str):
+            return [Unavailable(call)] * len(batch)
+        return await self._answer(call, batch, attempt)
+
+    async def _begun(self, batch: Sequence[StoredEvent], latest: float, until: float, attempt: int) -> PluginCall | str:
+        """Return the call that delivers ``batch``, begun before ``latest`` and ``until``, or why it is not."""
         late = "not delivered in time"
-        left = min(self.timeout_seconds, until - lease_clock())
+        left = latest - lease_clock()
         reason = self._stuck() or (late if left <= 0 else await self._unopened(left))
         if reason is None and lease_clock() >= until:
             reason = late
         plugin, thread = self._plugin, self._thread
         if reason is not None or plugin is None or thread is None:
-            return [Unavailable(reason or "the sink is closed")] * len(batch)
-        call = thread.call(lambda: plugin.deliver(list(batch), until, attempt))
-        return await self._answer(call, batch, attempt)
+            return reason or "the sink is closed"
+        return thread.call(lambda: plugin.deliver(list(batch), until, attempt))
 
     async def _answer(self, call: PluginCall, batch: Sequence[StoredEvent], attempt: int) -> Sequence[Verdict]:
         resets, began = self._resets, time.monotonic()
