@@ -172,8 +172,10 @@ async def test_probe_that_meets_the_trouble_of_a_part_leaves_the_next_to_another
 
 
 async def test_when_enough_rows_stand_for_a_part_the_position_stands_still_and_status_says_why(
-    database: Database,
+    database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("outbox_relay.relay.parked_limit.COUNT_SECONDS", 0.1)
+    monkeypatch.setattr("outbox_relay.relay.sink_report.RECORD_SECONDS", 0.1)
     late = Late()
     late.script = _trouble
     sink = MemorySink(late)
