@@ -7,7 +7,7 @@ from typing import Any
 
 from outbox_relay.admin.text import replace_unprintable, table
 
-_NAMES = ("since", "until", "type", "key", "tenant")
+_FILTER_NAMES = ("since", "until", "type", "key", "tenant")
 HEADER = ("REPLAY", "SINK", "STATE", "TOTAL", "DELIVERED", "FAILED", "WAITING", "STARTED", "FILTER")
 
 
@@ -62,7 +62,7 @@ def _parts(found: dict[str, Any]) -> str:
 
 
 def _filter(found: dict[str, Any]) -> str:
-    parts = [f"{name} {found[name]}" for name in _NAMES if found[name] is not None]
+    parts = [f"{name} {found[name]}" for name in _FILTER_NAMES if found[name] is not None]
     if found["uids"]:
         parts.append("1 uid" if found["uids"] == 1 else f"{found['uids']:,} uids")
     return ", ".join(parts)

@@ -356,7 +356,7 @@ class ParkedDeliveries:
         try:
             while rows:
                 await self._call(rows, calls.until, calls.permit, admission)
-                served += self._context.limiter.limit
+                served += self._context.limiter.limit  # as many calls as all slots make meanwhile
                 if served >= TURN_CALLS:
                     served = 0
                     await asyncio.sleep(0)

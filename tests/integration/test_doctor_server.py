@@ -1,4 +1,4 @@
-"""What `doctor` finds of the server and its sessions as a whole: each condition is made, and found by the command."""
+"""Findings of the whole `doctor` on the server and its sessions: each test causes a condition and sees it reported."""
 
 from __future__ import annotations
 

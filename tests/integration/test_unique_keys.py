@@ -328,7 +328,7 @@ async def test_emitters_that_share_a_key_do_not_keep_it_in_use(
 def test_few_keys_are_looked_at_each_second_however_old_their_events_are(
     database: Database, keys: int, seconds: int
 ) -> None:
-    """Goes red when the time until the next look grows with age alone. Keys that are looked at together are many."""
+    """Goes red when the time until the next look depends on age alone, not on the number of keys to look at."""
     query(database, REGISTER_OTHER)
     query(database, "update outbox.sink set created_at = created_at - interval '1 hour' returning 1")
     with database.connect() as connection:

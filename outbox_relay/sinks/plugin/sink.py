@@ -72,8 +72,8 @@ class PluginSink:
         self._resets = 0
         self._closed = True
         self._problem: str | None = None
-        self._line = asyncio.Lock()
-        """Calls begin in their order: one that finds the plug-in open overtakes none that waits for that."""
+        self._begin_lock = asyncio.Lock()
+        """Makes calls begin in order: one that finds the plug-in open must not overtake one that waited for it."""
 
     def __repr__(self) -> str:
         return f"PluginSink({self._name!r})"
@@ -162,7 +162,7 @@ class PluginSink:
         if not batch:
             return []
         latest = min(lease_clock() + self.timeout_seconds, until)
-        async with self._line if self.keeps_order else nullcontext():
+        async with self._begin_lock if self.keeps_order else nullcontext():
             call = await self._begun(batch, latest, until, attempt)
         if isinstance(call, str):
             return [Unavailable(call)] * len(batch)
