@@ -70,6 +70,7 @@ class BatchDispatcher:
     def put(self, chunk: Chunk) -> None:
         """Deliver ``chunk`` after all chunks that were put before it."""
         self._count += 1
+        self._context.limiter.log_flows()
         indexes = range(len(chunk.events))
         step = self._context.sink.max_batch
         is_idle = not (self._queue or self._undone or self._under_way)

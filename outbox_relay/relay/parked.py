@@ -26,7 +26,7 @@ from outbox_relay.relay.claimed_calls import ClaimedCalls
 from outbox_relay.relay.context import LEASE_MARGIN_SECONDS, DeliveryContext
 from outbox_relay.relay.lease_extensions import LeaseExtensions
 from outbox_relay.relay.parked_claims import BUSY_POLL_SECONDS, MOST_ROWS, ParkedClaims
-from outbox_relay.relay.parked_pace import CLAIM_SECONDS, FAIR_CLAIM_SECONDS, ParkedPace
+from outbox_relay.relay.parked_pace import ParkedPace
 from outbox_relay.relay.parked_settler import ParkedSettler
 from outbox_relay.relay.queue_claims import QueueClaims, RowsInHand
 from outbox_relay.relay.shared_limits import UNLIMITED, Admission
@@ -59,7 +59,7 @@ class ParkedDeliveries:
             else ParkedClaims(context, store, relay, log)
         )
         self._settler = ParkedSettler(context, store, self._claims, log, recorder)
-        self._pace = ParkedPace(context.limiter, FAIR_CLAIM_SECONDS if context.spec.fair else CLAIM_SECONDS)
+        self._pace = ParkedPace.for_sink(context)
         self._extensions = LeaseExtensions(context, store)
         self._expects_rows = False
         self._ahead: asyncio.Task[ClaimedCalls] | None = None
@@ -83,6 +83,7 @@ class ParkedDeliveries:
             while True:
                 if self._ahead is None:
                     await self._claims.wait_until_due()
+                    await self._pace.rest()
                 if self._context.leases.serving:
                     await self._claim_and_deliver(tasks)
                 else:
@@ -143,13 +144,11 @@ class ParkedDeliveries:
     async def _take_slot(self) -> None:
         """Wait for a slot, and until outcomes can be written. Rows that were claimed ahead do not wait for long."""
         if self._ahead is not None:
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(START_SECONDS):
                     await self._wait_for_slot()
-            except TimeoutError:
-                await self._give_ahead_back()
-            else:
-                return
+                    return
+            await self._give_ahead_back()
         await self._wait_for_slot()
 
     async def _wait_for_slot(self) -> None:
@@ -197,6 +196,7 @@ class ParkedDeliveries:
         """Claim at most ``most`` rows, and return the calls that deliver them."""
         sent = lease_clock()
         claimed = await self._claims.claim(most)
+        self._pace.claimed(lease_clock() - sent)
         rows = self._settler.deliverable(claimed)
         self._expects_rows = bool(claimed)
         self._settler.expect(len(rows))
@@ -206,10 +206,7 @@ class ParkedDeliveries:
 
     def _claim_rows(self, permit: Permit) -> int:
         """Return the number of rows of the next claim."""
-        if permit.probe:
-            return 1
-        sink = self._context.sink
-        return min(MOST_ROWS, sink.max_batch) if sink.keeps_order else self._pace.rows(MOST_ROWS)
+        return 1 if permit.probe else self._pace.rows(MOST_ROWS)
 
     async def _admitted(self, permit: Permit) -> Admission | None:
         """Wait for the limits of all relays. Return None if nothing may be sent any more."""
@@ -314,12 +311,10 @@ class ParkedDeliveries:
         """
         self._begin(tasks, calls, admission)
         self._begin_ahead(tasks, calls)
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(START_SECONDS):
                 while calls.rows and (following := await self._slot_for_next(calls.permit)) is not None:
                     self._begin(tasks, calls, following)
-        except TimeoutError:
-            pass
         self._give_back(calls)
 
     def _begin(self, tasks: asyncio.TaskGroup, calls: ClaimedCalls, admission: Admission) -> None:

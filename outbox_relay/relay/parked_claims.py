@@ -21,6 +21,8 @@ from outbox_relay.relay.timing import timed
 
 POLL_SECONDS = 1.0
 """Interval between claims for rows whose due time this relay does not know, and between sweeps while keys are held."""
+FOLLOWED_POLL_SECONDS = 0.05
+"""The first of these intervals after rows that were due unexpectedly. It doubles with each claim that finds none."""
 SWEEP_SECONDS = 5.0
 """Interval between sweeps while no key is blocked here. Only a relay that crashed leaves such rows behind."""
 BUSY_POLL_SECONDS = 0.1
@@ -86,6 +88,7 @@ class ParkedClaims:
         self._log = log
         self._asked_at = self._swept_at = self._suspected_at = float("-inf")
         self._swept: str | None = None
+        self._poll_seconds = POLL_SECONDS
         self._size = ClaimSize()
         self._suspects = False
         self.suspect_was_last = False
@@ -105,7 +108,7 @@ class ParkedClaims:
 
     async def wait_until_due(self) -> None:
         """Wait until a row may be due."""
-        interval = BUSY_POLL_SECONDS if len(self._context.blocked) else POLL_SECONDS
+        interval = BUSY_POLL_SECONDS if len(self._context.blocked) else self._poll_seconds
         timer = self._context.due_timer
         while not self._heads:
             left = min(timer.next_at, self._asked_at + interval) - time.monotonic()
@@ -129,8 +132,10 @@ class ParkedClaims:
         heads = list(islice(self._heads, min(MOST_KEYS, max(FEWEST_KEYS, KEYS_PER_ROW * most))))
         for key in heads:
             del self._heads[key]
+        is_expected = bool(heads) or self._context.due_timer.next_at <= now
         self._context.due_timer.forget(now)
         claimed = await self._claim(most, heads)
+        self._adapt_poll(found=bool(claimed), is_expected=is_expected)
         if not claimed and self.suspect_was_last:
             claimed = await self._claim_suspect(now)
         else:
@@ -142,6 +147,13 @@ class ParkedClaims:
         elif not claimed:
             self._asked_at = now
         return claimed
+
+    def _adapt_poll(self, *, found: bool, is_expected: bool) -> None:
+        """Poll often after rows whose due time was not known here: others made them due, and often make more due."""
+        if not found:
+            self._poll_seconds = min(POLL_SECONDS, 2 * self._poll_seconds)
+        elif not is_expected:
+            self._poll_seconds = FOLLOWED_POLL_SECONDS
 
     async def _sweep(self, now: float) -> None:
         """Add the next keys with held rows, which another relay may have left behind.

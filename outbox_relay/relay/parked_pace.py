@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Sized
 
+from outbox_relay.relay.context import DeliveryContext
 from outbox_relay.relay.limiter import ConcurrencyLimiter
 
 PAUSE_SECONDS = 0.001
@@ -12,6 +15,11 @@ CLAIM_SECONDS = 0.025
 """Time in which the rows of one claim begin. A claim of more rows is one long statement."""
 FAIR_CLAIM_SECONDS = 0.01
 """The same where tenants take turns: a row that a tenant adds waits for the rows that were claimed before."""
+BATCH_ROWS = 100
+"""Number of rows in one claim for a sink that takes batches, while the log flows."""
+REST_FACTOR = 16
+"""Rest after such a claim, as a multiple of its duration."""
+MOST_REST_SECONDS = 0.05
 LEAST_SECONDS = 0.0005
 """Duration of a request below which a claim does not become larger."""
 FIRST_SECONDS = 1.0
@@ -25,36 +33,77 @@ class ParkedPace:
 
     Requests that are under way together delay the events of the log, even if they use few slots: the relay, the server
     and the destination work on all of them before the next event. While the log flows, parked requests therefore follow
-    one another as far as the destination is quick.
+    one another as far as the destination is quick, and claims for batches rest in between.
+
+    ``max_batch`` is the number of events in a call of a sink that keeps the order of its calls; None for others.
+    ``blocked`` are the keys of which events of the log wait for rows.
     """
 
-    def __init__(self, limiter: ConcurrencyLimiter, claim_seconds: float = CLAIM_SECONDS) -> None:
+    def __init__(
+        self,
+        limiter: ConcurrencyLimiter,
+        claim_seconds: float = CLAIM_SECONDS,
+        max_batch: int | None = None,
+        blocked: Sized = (),
+    ) -> None:
         self._limiter = limiter
         self._claim_seconds = claim_seconds
+        self._max_batch = max_batch
+        self._blocked = blocked
         self._taken = 0
         self._released = asyncio.Event()
         self._call_seconds = FIRST_SECONDS
+        self._rests_until = float("-inf")
+
+    @classmethod
+    def for_sink(cls, context: DeliveryContext) -> ParkedPace:
+        """Return the pace of one sink."""
+        claim_seconds = FAIR_CLAIM_SECONDS if context.spec.fair else CLAIM_SECONDS
+        max_batch = context.sink.max_batch if context.sink.keeps_order else None
+        return cls(context.limiter, claim_seconds, max_batch, context.blocked)
 
     def observe(self, seconds: float) -> None:
         """Record the duration of a request."""
         self._call_seconds += (seconds - self._call_seconds) * WEIGHT
 
     def rows(self, most: int) -> int:
-        """Return the number of rows of the next claim: those that begin soon, and one for each slot."""
+        """Return the number of rows of the next claim: a batch, or those that begin soon, and one for each slot."""
+        if self._max_batch is not None:
+            return min(BATCH_ROWS if self._yields else most, self._max_batch)
         limiter = self._limiter
-        share = limiter.parked_share()
+        share = self._share
         at_once = 1 if limiter.flows else share
         soon = int(at_once * self._claim_seconds / max(self._call_seconds, LEAST_SECONDS))
         return min(max(self.free + 1, soon), most)
 
     @property
+    def _share(self) -> int:
+        """The number of slots that parked deliveries may take. Batches have slots of their own."""
+        return self._limiter.limit if self._max_batch is not None else self._limiter.parked_share()
+
+    @property
+    def _yields(self) -> bool:
+        """True while batches leave time to the events of the log, none of which waits for a row of its key."""
+        return self._max_batch is not None and self._limiter.flows and not len(self._blocked)
+
+    def claimed(self, seconds: float) -> None:
+        """Record that a claim took ``seconds``. One for a batch is followed by a rest."""
+        if self._yields:
+            self._rests_until = time.monotonic() + min(REST_FACTOR * seconds, MOST_REST_SECONDS)
+
+    async def rest(self) -> None:
+        """Wait until the next claim may begin."""
+        if (left := self._rests_until - time.monotonic()) > 0:
+            await asyncio.sleep(left)
+
+    @property
     def free(self) -> int:
         """The number of slots that may be taken now."""
-        return min(self._limiter.parked_share() - self._taken, self._limiter.free)
+        return min(self._share - self._taken, self._limiter.free)
 
     async def take_slot(self) -> None:
         """Wait for a slot of those that parked deliveries may take, and take it."""
-        while self._taken >= self._limiter.parked_share():
+        while self._taken >= self._share:
             self._released.clear()
             await self._released.wait()
         await self._limiter.acquire()

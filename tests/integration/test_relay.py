@@ -6,12 +6,15 @@ import asyncio
 import json
 from collections.abc import Sequence
 
+import pytest
+
 from outbox_relay import outbox
 from outbox_relay.domain.circuit import CircuitPolicy
 from outbox_relay.domain.event import SHARDS, StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Unavailable, Verdict
 from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.relay.log_reader import CHUNK_EVENTS
+from outbox_relay.relay.parked_pace import BATCH_ROWS
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit, has, ids, in_order
 from tests.support.ledger import ledger
@@ -287,6 +290,27 @@ async def test_rows_are_claimed_while_others_are_being_delivered(database: Datab
         await has(database, "select 1 from outbox.delivery having count(*) = 0")
         assert harness.store.calls["claim_rows"] > claims
     assert sink.sizes == [1, 1, 1]
+
+
+async def test_rows_come_in_small_batches_while_the_log_flows(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goes red when an event of the log waits for as many rows as one call can hold."""
+    monkeypatch.setattr("outbox_relay.relay.limiter.FLOW_SECONDS", 600.0)
+    sink = Answering()
+    sink.told.set()
+    async with running(database.dsn, (spec("s"), sink)) as harness:
+        await delivered(sink, emit(database, ["k"]))
+        later = (
+            "select count(outbox.emit('later', '1', deliver_at => now() + interval '1 h')) from generate_series(1, 250)"
+        )
+        query(database, later)
+        await has(database, "select 1 from outbox.delivery having count(*) = 250")
+        query(database, "update outbox.delivery set state = 'waiting', deliver_at = null, due_at = now() returning 1")
+        await auntil(lambda: _true(len(sink.delivered) == 251), seconds=20, what="all are delivered")
+        await harness.settled()
+    assert sum(sink.sizes) == 251
+    assert max(sink.sizes) <= BATCH_ROWS
 
 
 async def test_a_slow_request_is_parked_and_does_not_hold_the_position_back(database: Database) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from outbox_relay.domain.outcomes import DELIVERED
 from outbox_relay.postgres.rows import RowUpdate
 from outbox_relay.relay.limiter import ConcurrencyLimiter
-from outbox_relay.relay.parked_pace import CLAIM_SECONDS, FAIR_CLAIM_SECONDS, FIRST_SECONDS, ParkedPace
+from outbox_relay.relay.parked_pace import BATCH_ROWS, CLAIM_SECONDS, FAIR_CLAIM_SECONDS, FIRST_SECONDS, ParkedPace
 from tests.support.parked_deliveries import Deliveries, spin
 
 SLOTS = 64
@@ -90,6 +91,56 @@ async def test_a_claim_of_tenants_takes_fewer_rows() -> None:
         pace.observe(0.004)
     assert FAIR_CLAIM_SECONDS < CLAIM_SECONDS
     assert pace.rows(1000) == pytest.approx(SLOTS * FAIR_CLAIM_SECONDS / 0.004, abs=1)
+
+
+# -- batches -----------------------------------------------------------------------------------------------------------
+
+
+def a_pace_of_batches(max_batch: int = 4000, *, flows: bool = True, blocked: Sequence[str] = ()) -> ParkedPace:
+    """Make the pace of a sink that takes batches."""
+    limiter = ConcurrencyLimiter(2, asyncio.Event())
+    if flows:
+        limiter.log_flows()
+    return ParkedPace(limiter, max_batch=max_batch, blocked=blocked)
+
+
+def test_a_claim_for_batches_is_small_while_the_log_flows() -> None:
+    """Goes red when events of the log wait for a batch of as many rows as a call can hold."""
+    assert a_pace_of_batches().rows(1000) == BATCH_ROWS
+    assert a_pace_of_batches(10).rows(1000) == 10
+    assert a_pace_of_batches(flows=False).rows(1000) == 1000
+    assert a_pace_of_batches(500, flows=False).rows(1000) == 500
+
+
+async def test_batches_have_slots_of_their_own() -> None:
+    """Goes red when a slow call with rows keeps the next one from beginning while the log flows."""
+    pace = a_pace_of_batches()
+    for _ in range(2):
+        await asyncio.wait_for(pace.take_slot(), 5)
+    assert pace.free == 0
+
+
+def test_rows_that_events_of_the_log_wait_for_are_claimed_as_fast_as_possible() -> None:
+    """Goes red when a key gets events faster than its rows are delivered, and never catches up."""
+    assert a_pace_of_batches(blocked=["k"]).rows(1000) == 1000
+
+
+@pytest.mark.parametrize(("flows", "blocked", "rests"), [(True, [], True), (False, [], False), (True, ["k"], False)])
+async def test_claims_for_batches_rest_while_the_log_flows(flows: bool, blocked: list[str], rests: bool) -> None:
+    pace = a_pace_of_batches(flows=flows, blocked=blocked)
+    pace.claimed(60.0)
+    rest = asyncio.ensure_future(pace.rest())
+    await spin()
+    assert rest.done() is not rests
+    await asyncio.wait_for(rest, 5)
+
+
+async def test_claims_of_a_sink_without_batches_do_not_rest() -> None:
+    pace = await a_pace()
+    pace.claimed(60.0)
+    rest = asyncio.ensure_future(pace.rest())
+    await spin()
+    assert rest.done()
 
 
 # -- rows that were claimed and cannot begin ---------------------------------------------------------------------------

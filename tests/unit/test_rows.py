@@ -62,7 +62,8 @@ def a_slow_sink(slots: int) -> Slow:
     """Make the parts of a sink with ``slots``, all of which are taken by requests."""
     parts: Any = SimpleNamespace(
         spec=SimpleNamespace(name="s", queued=False, fair=False, tenants=False),
-        sink=SimpleNamespace(timeout_seconds=15.0),
+        sink=SimpleNamespace(timeout_seconds=15.0, keeps_order=False),
+        blocked=(),
         park=park, keyed=bool, now=lambda: datetime.now(UTC), limits=no_limits(),
     )  # fmt: skip
     parts.limiter = ConcurrencyLimiter(slots, asyncio.Event())
@@ -200,6 +201,8 @@ def _parked() -> Parked:
     """Make the deliveries of a sink that delivers every event; each row was ours when it is settled."""
     parts: Any = SimpleNamespace(
         spec=SimpleNamespace(name="s", hold=False, record_attempts="failures", queued=False, fair=False, tenants=False),
+        sink=SimpleNamespace(timeout_seconds=15.0, keeps_order=False),
+        blocked=(),
         delivered=bool,
         limiter=SimpleNamespace(increase=int, acquire=_claiming, parked_share=lambda: 1),
         due_timer=DueTimer(),
@@ -249,7 +252,6 @@ async def test_a_claim_asks_about_few_keys_in_turn_however_many_are_free() -> No
         return [_row(key=None, ordered=False)] * 4  # as many as were asked for: more may be due
 
     parked.store.claim_rows, parked.store.give_leases_back = claim_rows, claim_rows
-    parked.store.blocked, parked.store.sink = (), SimpleNamespace(timeout_seconds=15.0, keeps_order=False)
     parked.store.now = lambda: datetime.now(UTC)
     parked.claims._swept_at = parked.claims._suspected_at = float("inf")  # pyright: ignore[reportPrivateUsage]
     names = [f"k{number}" for number in range(250)]
@@ -272,7 +274,6 @@ async def test_the_keys_of_a_claim_that_its_bytes_ended_are_asked_about_again(fi
         return [row] * 4
 
     parked.store.claim_rows, parked.store.now = claim_rows, lambda: datetime.now(UTC)
-    parked.store.blocked, parked.store.sink = (), SimpleNamespace(timeout_seconds=15.0, keeps_order=False)
     parked.claims._swept_at = parked.claims._suspected_at = float("inf")  # pyright: ignore[reportPrivateUsage]
     parked.claims.follow([_row(key="k", ordered=True)])
     for _ in range(2):
@@ -289,7 +290,6 @@ async def test_no_wait_follows_a_claim_behind_which_more_rows_may_be_due(found: 
         return [_row(key=None, ordered=False)] * found
 
     parked.store.claim_rows, parked.store.now = claim_rows, lambda: datetime.now(UTC)
-    parked.store.blocked, parked.store.sink = (), SimpleNamespace(timeout_seconds=15.0, keeps_order=False)
     parked.claims._swept_at = parked.claims._suspected_at = float("inf")  # pyright: ignore[reportPrivateUsage]
     parked.claims._asked_at = time.monotonic()  # pyright: ignore[reportPrivateUsage]
     await parked.claims.claim(4)
@@ -298,6 +298,33 @@ async def test_no_wait_follows_a_claim_behind_which_more_rows_may_be_due(found: 
         await asyncio.sleep(0)
     assert waiting.done() is not waits
     waiting.cancel()
+
+
+@pytest.mark.parametrize(
+    ("is_expected", "intervals"),
+    [
+        pytest.param(False, [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0], id="not known here"),
+        pytest.param(True, [1.0] * 7, id="known here"),
+    ],
+)
+async def test_rows_that_others_make_due_are_looked_for_often_until_none_comes(
+    is_expected: bool, intervals: list[float]
+) -> None:
+    """Goes red when each step of a bulk retry waits for the next poll, a second later."""
+    parked, found = _parked(), [3, *[0] * 6]
+
+    async def claim_rows(*_: Any, **__: Any) -> list[ClaimedRow]:
+        return [_row(key=None, ordered=False)] * found.pop(0)
+
+    parked.store.claim_rows, parked.store.now = claim_rows, lambda: datetime.now(UTC)
+    parked.claims._swept_at = parked.claims._suspected_at = float("inf")  # pyright: ignore[reportPrivateUsage]
+    if is_expected:
+        parked.store.due_timer.schedule_wakeup(0.0)
+    seen = list[float]()
+    while found:
+        await parked.claims.claim(4)
+        seen.append(parked.claims._poll_seconds)  # pyright: ignore[reportPrivateUsage]
+    assert seen == intervals
 
 
 async def test_no_row_is_claimed_while_too_many_outcomes_wait_to_be_written() -> None:
