@@ -12,9 +12,8 @@ from uuid import uuid4
 
 import pytest
 
-from outbox_relay.admin.doctor import doctor, log, server
+from outbox_relay.admin.doctor import degradation, doctor, log, server
 from outbox_relay.domain.lease_clock import lease_clock
-from outbox_relay.domain.measures import RelayMeasures
 from outbox_relay.postgres import database as database_module
 from outbox_relay.service.metrics.figures import Figures
 from outbox_relay.service.metrics.history import History, Moment
@@ -47,7 +46,7 @@ select (jsonb_populate_record(h, jsonb_build_object('at', date_trunc('minute', n
     on conflict (sink, at) do nothing"""
 WAITED = """
 select 1 from pg_locks
- where not granted and relation = 'outbox.progress'::regclass and clock_timestamp() - waitstart > interval '0.5 s'"""
+ where not granted and relation = %s::regclass and clock_timestamp() - waitstart > interval '0.3 s'"""
 RECENT, EARLIER = (1, 15), (16, 90)
 """Minutes ago."""
 SQL = Path(database_module.__file__).parent / "sql"
@@ -143,40 +142,68 @@ async def test_figures_that_a_relay_has_no_right_to_are_found(database: Database
                 assert await findings(books) == {}
 
 
-def moment(snapshots: Snapshots) -> Moment:
-    return Moment(time.monotonic(), lease_clock(), snapshots.copies(), RelayMeasures().tick.copy())
+class Minutes:
+    """The minutes that a relay writes. Each is as short as what the test does in it."""
+
+    def __init__(self, harness: RelayHarness, books: Ledger) -> None:
+        self._books = books
+        self._relay, self._ticks = harness.relays[0], harness.ticker._measures  # pyright: ignore[reportPrivateUsage]
+        snapshots = Snapshots({"s": self._relay}, self._ticks, lambda _: [], lambda: True)
+        self._copies = snapshots.copies
+        self._history = History(harness.store, self._ticks, snapshots.copies, lambda _: [], RecordedLog())
+        self._before = self._moment()
+
+    def _moment(self) -> Moment:
+        return Moment(time.monotonic(), lease_clock(), self._copies(), self._ticks.tick.copy())
+
+    async def write(self, minutes: tuple[int, int]) -> None:
+        """Write a minute that ends now, and copy it to others."""
+        self._before, before = self._moment(), self._before
+        await self._history.add(before, self._before)
+        self._books.do(COPIES, *minutes)
+        self._books.do("delete from outbox.history where at > now() - interval '2 minutes'")
+
+    def count(self, measure: str) -> int:
+        """Return how often the relay has measured `measure`."""
+        measures = self._ticks if measure == "tick" else self._relay.measures
+        return sum(getattr(measures, measure).copy().counts)
+
+    async def more(self, measure: str) -> None:
+        """Wait until the relay measures `measure` once more."""
+        before = self.count(measure)
+        await auntil(lambda: asyncio.sleep(0, self.count(measure) > before), seconds=20, what=f"another {measure}")
 
 
-async def deliver(harness: RelayHarness, books: Ledger, snapshots: Snapshots) -> Moment:
-    """Emit an event, and return the moment after it was settled."""
-    measures = harness.relays[0].measures
-    before = sum(measures.settle.copy().counts)
-    books.emit("k")
-    await auntil(
-        lambda: asyncio.sleep(0, sum(measures.settle.copy().counts) > before), seconds=20, what="it is settled"
-    )
-    return moment(snapshots)
-
-
-async def test_settlements_that_a_lock_makes_slow_are_found_in_the_minutes_that_a_relay_writes(
-    database: Database,
+@pytest.mark.parametrize(
+    ("measure", "table", "mode", "evidence"),
+    [
+        pytest.param("settle", "outbox.progress", "share", "settle of sink s: ", id="settle"),
+        pytest.param("claim", "outbox.delivery", "exclusive", "claim of sink s: ", id="claim"),
+        pytest.param("tick", "outbox.meta", "access exclusive", "tick: ", id="tick"),
+    ],
+)
+async def test_statements_that_a_lock_makes_slow_are_found_in_the_minutes_that_a_relay_writes(
+    database: Database, monkeypatch: pytest.MonkeyPatch, measure: str, table: str, mode: str, evidence: str
 ) -> None:
+    """A database is busy with 6 s of statements in a minute; here it is with 0.1 s, since the minute is a moment."""
+    monkeypatch.setattr(degradation, "LEAST_BUSY_MS", 100.0)
     async with running(database.dsn, (spec("s"), MemorySink())) as harness, ledger(database) as books:
-        relays = {relay.spec.name: relay for relay in harness.relays}
-        snapshots = Snapshots(relays, RelayMeasures(), lambda _: [], lambda: True)
-        history = History(harness.store, RelayMeasures(), snapshots.copies, lambda _: [], RecordedLog())
         await harness.owns_all()
-        await history.add(moment(snapshots), middle := await deliver(harness, books, snapshots))
-        books.do(COPIES, *EARLIER)
-        books.do("delete from outbox.history where at > now() - interval '2 minutes'")
+        minutes = Minutes(harness, books)
+        books.emit("k")
+        await minutes.more("settle")
+        await minutes.more(measure) if measure != "settle" else None
+        await minutes.write(EARLIER)
+        books.emit("k")
         with database.connect() as other:
-            other.execute("lock table outbox.progress in share mode")
-            slow = asyncio.create_task(deliver(harness, books, snapshots))
-            await auntil(lambda: asyncio.sleep(0, books.query(WAITED)), seconds=20, what="the settlement waits")
-        await history.add(middle, await slow)
-        books.do(COPIES, *RECENT)
+            other.execute(f"lock table {table} in {mode} mode".encode())
+            slow = asyncio.create_task(minutes.more(measure))
+            await auntil(lambda: asyncio.sleep(0, books.query(WAITED, table)), seconds=20, what="a statement waits")
+        await slow
+        await minutes.write(RECENT)
         found = await findings(books)
-    assert found["statements-slower"].evidence.startswith("settle of sink s: ")
+    assert found["statements-slower"].evidence.startswith(evidence)
+    assert "database-busy" in found
 
 
 async def test_a_statement_of_a_relay_that_waits_for_a_lock_is_found(database: Database) -> None:

@@ -12,10 +12,12 @@ from uuid import uuid4
 import psycopg
 import pytest
 
+from outbox_relay import __version__
 from outbox_relay.domain.errors import DatabaseUnavailable
 from outbox_relay.domain.event import SHARDS
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.postgres.schema_versions import SCHEMA_VERSION
+from tests.support.command import inside
 from tests.support.database import Database, query
 from tests.support.earlier import LAST_OF, Earlier
 from tests.support.receiver import Receiver, Request
@@ -162,16 +164,21 @@ def test_an_earlier_relay_goes_on_while_the_schema_changes_and_shares_with_one_o
                 producer.more(100)
             limits = 'type = "webhook"\nrate_per_second = 5000\nmax_in_flight_total = 500\nspread_seconds = 1\n'
             limited = text.replace('type = "webhook"\n', limits, 1)
-            roll_out(old_database, producer, receiver, old, RelayService(tmp_path, limited, "new"))
+            roll_out(old_database, producer, receiver, old, RelayService(tmp_path, limited, "new"), earlier.release)
             assert query(old_database, LIMITS) == [(5000, 500, 1)]
 
 
-def roll_out(database: Database, producer: Producer, receiver: Receiver, old: RelayService, new: RelayService) -> None:
+def roll_out(
+    database: Database, producer: Producer, receiver: Receiver, old: RelayService, new: RelayService, release: str
+) -> None:
     """Migrate beside the earlier relay, add one of today, stop it, start it again, and stop the earlier one."""
     assert migrate(database.dsn).after == SCHEMA_VERSION
     producer.more(100)
     with new:
         owned(database, [SHARDS // 2, SHARDS // 2])
+        said = inside("doctor", "--json", "--dsn", database.dsn).json["findings"]
+        [found] = [each for each in said if each["id"] == "relay-versions"]
+        assert found["evidence"] == f"versions: {release}, {__version__}"
         producer.more(200)
         assert new.stop() == 0
         owned(database, [SHARDS])

@@ -7,6 +7,7 @@ import sys
 import tarfile
 from pathlib import Path
 
+from outbox_relay import __version__
 from tests.support.command import SECONDS, Ended
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +48,15 @@ class Earlier:
         self._place = place
         with tarfile.open(fileobj=io.BytesIO(_archive(LAST_OF[version]))) as archive:
             archive.extractall(place, filter="data")
+        package = place / "outbox_relay" / "__init__.py"
+        text = package.read_text()
+        package.write_text(text.replace(f'"{__version__}"', f'"{self.release}"'))
+        assert package.read_text() != text
+
+    @property
+    def release(self) -> str:
+        """Its version. That of every development version is the same, so another one is written into the package."""
+        return f"0.0.{self.version}"
 
     @property
     def schema(self) -> Path:
