@@ -75,6 +75,7 @@ class Unavailable:
     ``part`` names the failing part of the destination, such as a topic. The event waits as a row, and events of other
     parts flow. ``behind``: another event is in the way. An earlier one of the same key was refused, and the key waits
     until that event is a dead letter that holds it; or another one ended the process in which this one was handled.
+    ``untouched``: it was given to no handler, and its row may be claimed at once.
     """
 
     reason: str
@@ -85,6 +86,7 @@ class Unavailable:
     gone: bool = False
     part: str | None = None
     behind: bool = False
+    untouched: bool = False
 
 
 Verdict: TypeAlias = Delivered | Failed | Refused | Unavailable

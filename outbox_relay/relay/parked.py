@@ -363,7 +363,7 @@ class ParkedDeliveries:
         """Return True if the slot of a call that ended may serve the next one."""
         if admission is not UNLIMITED or permit.probe or not self._works_ahead:
             return False
-        return self._may_send(permit) and not self._context.limiter.over_limit()
+        return self._may_send(permit) and not self._pace.over_share()
 
     async def _call(self, rows: list[ClaimedRow], until: float, permit: Permit, admission: Admission) -> None:
         """Deliver rows with one call."""
@@ -378,10 +378,7 @@ class ParkedDeliveries:
             self._settler.arrived(len(rows))
 
     def _apply(self, rows: list[ClaimedRow], verdicts: Sequence[Verdict], seconds: float, permit: Permit) -> None:
-        """Settle the rows of a call.
-
-        A row that is unavailable because of an earlier row of its key goes back with no attempt counted.
-        """
+        """Settle the rows of a call. Those that were not tried go back as they were, such as after one of their key."""
         if verdicts.count(DELIVERED) == len(rows):
             self._context.delivered(permit)
             self._context.limiter.increase()
@@ -392,7 +389,9 @@ class ParkedDeliveries:
         stopped: set[str] = set()
         for row, verdict in zip(rows, verdicts, strict=True):
             key = row.event.key if self._context.keyed(row.event) else None
-            if key in stopped and isinstance(verdict, Unavailable):
+            if isinstance(verdict, Unavailable) and (verdict.untouched or key in stopped):
+                if verdict.untouched:
+                    self._context.breaker.unused(permit)
                 self._settler.send_back(row, RowUpdate(row.event.id, row.lease, row.attempts))
                 continue
             self._settler.decide(row, verdict, permit, seconds)

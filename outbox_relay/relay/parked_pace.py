@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sized
+from collections.abc import Callable, Sized
 
 from outbox_relay.relay.context import DeliveryContext
 from outbox_relay.relay.limiter import ConcurrencyLimiter
+from outbox_relay.sinks import Prefetches
 
 PAUSE_SECONDS = 0.001
 """Maximum wait of a request for the one before it. A destination that takes longer gets more of them at once."""
@@ -20,12 +21,22 @@ BATCH_ROWS = 100
 REST_FACTOR = 16
 """Rest after such a claim, as a multiple of its duration."""
 MOST_REST_SECONDS = 0.05
+PREFETCH_SECONDS = 0.02
+"""Mean duration of requests, with their waits, up to which some are sent ahead. Rows that wait are kept from others."""
 LEAST_SECONDS = 0.0005
 """Duration of a request below which a claim does not become larger."""
 FIRST_SECONDS = 1.0
 """Assumed duration of requests before the first one."""
 WEIGHT = 0.1
 """Weight of the last request in the mean duration of requests."""
+
+
+def _prefetch_of(context: DeliveryContext) -> Callable[[], int] | None:
+    """Return what tells how many requests may be sent ahead: of a queue, and while no limit is below its maximum."""
+    sink, limiter = context.sink, context.limiter
+    if not (context.spec.queued and isinstance(sink, Prefetches)):
+        return None
+    return lambda: 0 if context.limits.active or limiter.reduced_limit is not None else sink.prefetch
 
 
 class ParkedPace:
@@ -36,7 +47,8 @@ class ParkedPace:
     one another as far as the destination is quick, and claims for batches rest in between.
 
     ``max_batch`` is the number of events in a call of a sink that keeps the order of its calls; None for others.
-    ``blocked`` are the keys of which events of the log wait for rows.
+    ``blocked`` are the keys of which events of the log wait for rows. ``prefetch`` returns how many requests may be
+    sent ahead; None for other sinks. They take no slot of the limiter.
     """
 
     def __init__(
@@ -45,12 +57,14 @@ class ParkedPace:
         claim_seconds: float = CLAIM_SECONDS,
         max_batch: int | None = None,
         blocked: Sized = (),
+        prefetch: Callable[[], int] | None = None,
     ) -> None:
         self._limiter = limiter
         self._claim_seconds = claim_seconds
         self._max_batch = max_batch
         self._blocked = blocked
-        self._taken = 0
+        self._prefetch = prefetch
+        self._taken = self._acquired = 0
         self._released = asyncio.Event()
         self._call_seconds = FIRST_SECONDS
         self._rests_until = float("-inf")
@@ -60,7 +74,7 @@ class ParkedPace:
         """Return the pace of one sink."""
         claim_seconds = FAIR_CLAIM_SECONDS if context.spec.fair else CLAIM_SECONDS
         max_batch = context.sink.max_batch if context.sink.keeps_order else None
-        return cls(context.limiter, claim_seconds, max_batch, context.blocked)
+        return cls(context.limiter, claim_seconds, max_batch, context.blocked, _prefetch_of(context))
 
     def observe(self, seconds: float) -> None:
         """Record the duration of a request."""
@@ -74,12 +88,22 @@ class ParkedPace:
         share = self._share
         at_once = 1 if limiter.flows else share
         soon = int(at_once * self._claim_seconds / max(self._call_seconds, LEAST_SECONDS))
-        return min(max(self.free + 1, soon), most)
+        return min(max(self.free + 1, soon, 1), most)
 
     @property
     def _share(self) -> int:
         """The number of slots that parked deliveries may take. Batches have slots of their own."""
-        return self._limiter.limit if self._max_batch is not None else self._limiter.parked_share()
+        share = self._limiter.limit if self._max_batch is not None else self._limiter.parked_share()
+        return share + self._ahead
+
+    @property
+    def _ahead(self) -> int:
+        """The number of requests that may be sent ahead."""
+        return self._prefetch() if self._prefetch and self._call_seconds <= PREFETCH_SECONDS else 0
+
+    def over_share(self) -> bool:
+        """Return True if more slots are taken than parked deliveries may take now."""
+        return self._taken > self._share
 
     @property
     def _yields(self) -> bool:
@@ -99,20 +123,24 @@ class ParkedPace:
     @property
     def free(self) -> int:
         """The number of slots that may be taken now."""
-        return min(self._share - self._taken, self._limiter.free)
+        return min(self._share - self._taken, self._limiter.free + self._ahead)
 
     async def take_slot(self) -> None:
         """Wait for a slot of those that parked deliveries may take, and take it."""
         while self._taken >= self._share:
             self._released.clear()
             await self._released.wait()
-        await self._limiter.acquire()
+        if self._acquired < self._limiter.limit or not self._ahead:
+            await self._limiter.acquire()
+            self._acquired += 1
         self._taken += 1
 
     def release_slot(self) -> None:
         """Release a slot."""
         self._taken -= 1
-        self._limiter.release()
+        if self._taken < self._acquired:
+            self._acquired -= 1
+            self._limiter.release()
         self._released.set()
 
     async def wait_for_turn(self) -> None:

@@ -169,6 +169,16 @@ class ExtendsDeliveries(Protocol):
 
 
 @runtime_checkable
+class Prefetches(Protocol):
+    """A sink that takes more calls than ``max_in_flight``. They wait next to the handler for others to end."""
+
+    @property
+    def prefetch(self) -> int:
+        """The number of calls that may wait at present."""
+        ...
+
+
+@runtime_checkable
 class RunsHandlers(Protocol):
     """A sink that runs code of the application. If it cannot, the reason is this process and not a destination."""
 

@@ -13,7 +13,7 @@ from outbox_relay.worker import guards
 from outbox_relay.worker.channel import Channel
 from outbox_relay.worker.frames import LENGTHS, MOST_HEAD, Frame, FrameReader, frame, item
 from outbox_relay.worker.handler import Handler, Unusable, load
-from outbox_relay.worker.runner import Runner
+from outbox_relay.worker.runner import Bounds, Runner
 
 
 def main() -> None:
@@ -47,7 +47,8 @@ def main() -> None:
 
 
 async def _serve(pipe: socket.socket, handler: Handler, transactions: Any, task: dict[str, Any]) -> None:
-    runner = Runner(handler, transactions, task["threads"], task["replay"])
+    bounds = Bounds(task["threads"], task["share"], task["patience"])
+    runner = Runner(handler, transactions, bounds, task["replay"])
     channel = Channel(runner.receive, guards.end, FrameReader())
     runner.answer_to(channel)
     pipe.setblocking(False)

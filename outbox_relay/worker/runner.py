@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from json import loads
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from outbox_relay.delivery import Delivery
@@ -47,22 +47,36 @@ class HandlerCall:
     entered: bool = False
     expired: bool = False
     reported: bool = False
+    waits_until: float = 0.0
+    """The end of its wait for another call to end."""
+
+
+class Bounds(NamedTuple):
+    """The number of ``threads`` of plain calls, or of asynchronous calls at once, and the seconds that others wait."""
+
+    threads: int
+    share: int
+    patience: float
 
 
 class Runner:
-    """Calls the handler for the frames that ``receive`` gets, and answers each. ``threads`` bounds plain calls.
+    """Calls the handler for the frames that ``receive`` gets, and answers each.
 
     One timer serves the limits of all calls. It is set to the first end, and most calls have been answered by then.
     """
 
     def __init__(
-        self, handler: Handler, transactions: Transactions | None, threads: int, replay: int | None = None
+        self, handler: Handler, transactions: Transactions | None, bounds: Bounds, replay: int | None = None
     ) -> None:
         self._handler = handler
+        self._bounds = bounds
+        self._running = 0
+        self._waiting: deque[HandlerCall] = deque()
+        self._waiting_timer: asyncio.TimerHandle | None = None
         self._replay = replay
         self._transactions = transactions
         self._loop = asyncio.get_running_loop()
-        self._threads = None if handler.is_async else Threads(threads)
+        self._threads = None if handler.is_async else Threads(bounds.threads)
         self._calls: dict[int, HandlerCall] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
@@ -106,12 +120,42 @@ class Runner:
 
     def _begin(self, call: HandlerCall) -> None:
         if self._threads is None:
-            call.task = self._loop.create_task(self._run(call))
+            if self._running >= self._bounds.share:
+                self._wait(call)
+            else:
+                self._running += 1
+                call.task = self._loop.create_task(self._run(call))
             return
         try:
             self._threads.run(partial(self._run_plain, call))
         except RuntimeError:
             self._answer(call, HandlerAnswer("unsent", NO_THREAD))
+
+    def _wait(self, call: HandlerCall) -> None:
+        """Let a call wait for another one to end."""
+        call.waits_until = clock() + self._bounds.patience
+        self._waiting.append(call)
+        if self._waiting_timer is None:
+            self._waiting_timer = self._loop.call_later(self._bounds.patience, self._end_waits)
+
+    def _end_waits(self) -> None:
+        """Answer the calls that have waited for too long, and look again when the next one has."""
+        now, self._waiting_timer = clock(), None
+        while self._waiting and self._waiting[0].waits_until <= now:
+            self._answer_unsent(self._waiting[0])
+        if self._waiting:
+            self._waiting_timer = self._loop.call_later(self._waiting[0].waits_until - now, self._end_waits)
+
+    def _answer_unsent(self, call: HandlerCall) -> None:
+        """Answer a call that waits. Its handler is not called."""
+        self._waiting.remove(call)
+        self._answer(call, HandlerAnswer("unsent"))
+
+    def _follow(self) -> None:
+        """Begin the call that has waited longest in place of one that has ended."""
+        self._running -= 1
+        if self._waiting:
+            self._begin(self._waiting.popleft())
 
     async def _run(self, call: HandlerCall) -> None:
         """Call an asynchronous handler and answer. No exception of the handler leaves this."""
@@ -127,6 +171,7 @@ class Runner:
             entered = call.entered or self._transactions is None
             answer = answer_to(error, expired=call.expired, entered=entered)
         self._answer(call, answer)
+        self._follow()
 
     def _run_plain(self, call: HandlerCall) -> None:
         """Call a plain handler in a thread, and have the loop answer, once for all that ended meanwhile."""
@@ -196,12 +241,16 @@ class Runner:
             with self._lock:
                 call.expired = call.reported = True
             self._send("stuck", item(call.number, call.entered))
+            for waiting in list(self._waiting):  # this process is killed soon
+                self._answer_unsent(waiting)
 
     def _cancel(self, call: HandlerCall) -> None:
         """Cancel an asynchronous call. A plain one cannot be: it ends by itself, or with its process."""
         with self._lock:
             call.expired = True
-        if call.task is not None:
+        if call in self._waiting:
+            self._answer_unsent(call)
+        elif call.task is not None:
             call.ends_at = min(call.ends_at, clock() + GRACE_SECONDS)
             if call.ends_at < self._timer_at:
                 self._set_timer(call.ends_at)

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import psycopg
 
 import outbox_relay
+from tests.support.wait import auntil
 
 DIRECTORY = Path(os.environ.get("HANDLERS_DIRECTORY", "/nonexistent"))
 SEEN: ContextVar[str] = ContextVar("SEEN", default="")
@@ -187,6 +188,10 @@ def _is_first(delivery: outbox_relay.Delivery) -> bool:
     return True
 
 
+async def _is_told() -> bool:
+    return (DIRECTORY / "told").exists()
+
+
 async def asynchronous(delivery: outbox_relay.Delivery) -> Any:
     """Do as the payload says, in the event loop."""
     what = delivery.payload.decode()
@@ -202,6 +207,10 @@ async def asynchronous(delivery: outbox_relay.Delivery) -> Any:
             _note("began", what)
             await asyncio.sleep(0.3)
             _note("received", what)
+        case "wait":
+            _note("steps", "begins")
+            await auntil(_is_told, seconds=60, what="the test tells it to end")
+            _note("steps", "ends")
         case "stop the loop":
             asyncio.get_running_loop().stop()
         case "extend":

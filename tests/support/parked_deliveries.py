@@ -104,6 +104,7 @@ class Deliveries:
             limits=no_limits(self.leases),
             admit=self._limit,
             blocked=InFlight().blocked,
+            keyed=self._never_keyed,
             settler=SimpleNamespace(committed=self._wait_for_blocked_keys),
             parked_limit=SimpleNamespace(remove=self.removed.append),
             delete_rows=self._delete_rows,
@@ -113,6 +114,9 @@ class Deliveries:
         self.settler: Any = self.parked._settler
         self.limiter: ConcurrencyLimiter = parts.limiter
         self.parked._claims.claim = self._claim
+
+    def _never_keyed(self, _event: object) -> bool:
+        return False
 
     def limit(self) -> None:
         """Give the sink a limit across relays."""

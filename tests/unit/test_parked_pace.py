@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from outbox_relay.domain.outcomes import DELIVERED
+from outbox_relay.domain.outcomes import DELIVERED, Unavailable
 from outbox_relay.postgres.rows import RowUpdate
+from outbox_relay.relay.breaker import Permit
 from outbox_relay.relay.limiter import ConcurrencyLimiter
 from outbox_relay.relay.parked_pace import BATCH_ROWS, CLAIM_SECONDS, FAIR_CLAIM_SECONDS, FIRST_SECONDS, ParkedPace
-from tests.support.parked_deliveries import Deliveries, spin
+from tests.support.parked_deliveries import CLOSED, Deliveries, spin
 
 SLOTS = 64
 PACE = "outbox_relay.relay.parked_pace.PAUSE_SECONDS"
@@ -143,6 +144,75 @@ async def test_claims_of_a_sink_without_batches_do_not_rest() -> None:
     assert rest.done()
 
 
+# -- requests that are sent ahead -------------------------------------------------------------------------------------
+
+
+async def a_pace_ahead(slots: int = 4, ahead: int = 2) -> tuple[ParkedPace, ConcurrencyLimiter]:
+    """Make the pace of a quick sink that takes requests ahead, and take all slots."""
+    limiter = ConcurrencyLimiter(slots, asyncio.Event())
+    pace = ParkedPace(limiter, prefetch=lambda: ahead)
+    for _ in range(200):
+        pace.observe(0.001)
+    for _ in range(slots + ahead):
+        await asyncio.wait_for(pace.take_slot(), 5)
+    return pace, limiter
+
+
+async def test_requests_that_are_sent_ahead_take_no_slots_of_the_limiter() -> None:
+    pace, limiter = await a_pace_ahead()
+    assert (pace.free, limiter.free, pace.over_share()) == (0, 0, False)
+    following = asyncio.ensure_future(pace.take_slot())
+    await spin()
+    assert not following.done()
+    pace.release_slot()
+    await asyncio.wait_for(following, 5)
+    for _ in range(2):
+        pace.release_slot()
+    assert limiter.free == 0
+    for free in range(1, 5):
+        pace.release_slot()
+        assert limiter.free == free
+
+
+async def test_no_request_is_sent_ahead_once_they_take_long() -> None:
+    """Goes red when rows wait behind slow handlers, and other relays cannot get them."""
+    pace, limiter = await a_pace_ahead()
+    pace.observe(60.0)
+    assert pace.over_share()
+    for _ in range(2):
+        pace.release_slot()
+    assert not pace.over_share()
+    following = asyncio.ensure_future(pace.take_slot())
+    await spin()
+    assert not following.done()
+    pace.release_slot()
+    await asyncio.wait_for(following, 5)
+    assert limiter.free == 0
+
+
+@pytest.mark.parametrize(("change", "ahead"), [("none", 2), ("limit", 0), ("throttle", 0)])
+async def test_requests_are_sent_ahead_only_without_another_limit(change: str, ahead: int) -> None:
+    """Goes red when more is in flight than ``max_in_flight_total``, or than a destination takes that throttles."""
+    deliveries = Deliveries(queued=True, slots=4)
+    deliveries.parked._context.sink.prefetch = 2
+    pace = ParkedPace.for_sink(deliveries.parked._context)
+    pace.observe(-9.0)  # no time at all
+    if change == "limit":
+        deliveries.limit()
+    elif change == "throttle":
+        deliveries.limiter.decrease()
+    assert pace.free == deliveries.limiter.limit + ahead
+
+
+def test_nothing_is_sent_ahead_for_the_log() -> None:
+    """Goes red when the events of a log find no slot."""
+    deliveries = Deliveries(slots=4)
+    deliveries.parked._context.sink.prefetch = 2
+    pace = ParkedPace.for_sink(deliveries.parked._context)
+    pace.observe(-9.0)  # no time at all
+    assert pace.free == 4
+
+
 # -- rows that were claimed and cannot begin ---------------------------------------------------------------------------
 
 
@@ -170,6 +240,17 @@ async def test_rows_of_a_claim_go_back_when_no_slot_becomes_free(monkeypatch: py
         await asyncio.wait_for(await deliveries.start(tasks), 5)
         assert [given for given, _ in deliveries.given_back] == [row.event.id for row in deliveries.rows[1:]]
         deliveries.answer.set()
+
+
+async def test_a_row_that_no_handler_got_goes_back_as_it_was() -> None:
+    """Goes red when it waits for a retry, although another relay can deliver it at once."""
+    deliveries = Deliveries(queued=True)
+    row, unused = deliveries.rows[0], list[Permit]()
+    deliveries.breaker.unused = unused.append
+    verdict = Unavailable("every worker is busy", behind=True, untouched=True)
+    deliveries.parked._apply([row], [verdict], 0.25, CLOSED)
+    assert deliveries.given_back == [(row.event.id, 2)]
+    assert unused == [CLOSED]
 
 
 # -- settlements ------------------------------------------------------------------------------------------------------

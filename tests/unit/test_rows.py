@@ -204,7 +204,7 @@ def _parked() -> Parked:
         sink=SimpleNamespace(timeout_seconds=15.0, keeps_order=False),
         blocked=(),
         delivered=bool,
-        limiter=SimpleNamespace(increase=int, acquire=_claiming, parked_share=lambda: 1),
+        limiter=SimpleNamespace(increase=int, acquire=_claiming, parked_share=lambda: 1, limit=1),
         due_timer=DueTimer(),
         delete_rows=_done,
         measures=SinkMeasures(),

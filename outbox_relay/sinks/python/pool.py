@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from operator import itemgetter
 
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.sinks.python.output import Report
@@ -15,6 +16,8 @@ FIRST_DELAY_SECONDS, MOST_DELAY_SECONDS = 0.1, 30.0
 """Delay before a worker that ended is started again, doubled until one answers a call, and its limit."""
 WAIT_SECONDS = 5.0
 """Maximum wait of a call for a worker."""
+PREFETCH_SHARE = 4
+"""A process gets one call ahead for this number of calls that it makes at once."""
 STARTING = "every worker is being started"
 BUSY = "every worker is busy"
 
@@ -23,15 +26,21 @@ OnEnd = Callable[[str, float], None]
 
 
 class WorkerPool:
-    """``workers`` processes with at most ``share`` calls each, and with a plain handler no more than threads.
+    """``workers`` processes that make ``most`` calls at once, each its share, and with a plain handler one per thread.
+
+    A process that ``prefetches`` gets some calls more, which wait there. Without them, the place of a call that ends
+    would be empty until the relay has heard of it and sent the next one.
 
     Calls that find no worker wait in a queue. One of them is woken for each call that ends.
     """
 
-    def __init__(self, task: WorkerTask, workers: int, share: int, report: Report, on_end: OnEnd) -> None:
+    def __init__(
+        self, task: WorkerTask, workers: int, most: int, report: Report, on_end: OnEnd, *, prefetches: bool = False
+    ) -> None:
         self._task = task
         self._workers = workers
-        self._share = share
+        self._shares = [most // workers + (number < most % workers) for number in range(workers)]
+        self._prefetches = prefetches
         self._report = report
         self._on_end = on_end
         self._processes: dict[int, WorkerProcess] = {}
@@ -44,6 +53,13 @@ class WorkerPool:
     def problem(self) -> str | None:
         """The reason why no worker can call the handler, or None."""
         return next(iter(self._problems.values())) if len(self._problems) == self._workers else None
+
+    @property
+    def prefetch(self) -> int:
+        """The number of calls that may wait in the workers: none while one of them cannot begin a call."""
+        processes = self._processes.values()
+        ready = len(processes) == self._workers and all(each.accepts and each.is_async for each in processes)
+        return sum(map(self._ahead, processes)) if ready else 0
 
     @property
     def processes(self) -> list[WorkerProcess]:
@@ -136,16 +152,27 @@ class WorkerPool:
                 waiting.set_result(reason)
 
     def _free(self) -> WorkerProcess | None:
-        found, least = None, self._share
+        """Return the worker with the fewest calls that takes one, if need be ahead, or None."""
+        found, least = None, 0
         for process in self._processes.values():
             load = len(process.calls)
-            if load < least and process.accepts and load < self._most(process):
+            if (found is None or load < least) and process.accepts and load < self._most(process):
                 found, least = process, load
-        return found
+        return found if found is not None or not self.prefetch else self._free_ahead()
+
+    def _free_ahead(self) -> WorkerProcess | None:
+        """Return the worker in which the fewest calls wait, or None. All of them are busy."""
+        waiting = [(len(process.calls) - process.share, process) for process in self._processes.values()]
+        fewest, found = min(waiting, key=itemgetter(0))
+        return found if fewest < self._ahead(found) else None
 
     def _most(self, process: WorkerProcess) -> int:
         """Return how many calls a process makes at once. One that waited for a thread would spend its time there."""
-        return self._share if process.is_async else min(self._share, self._task.threads)
+        return process.share if process.is_async else min(process.share, self._task.threads)
+
+    def _ahead(self, process: WorkerProcess) -> int:
+        """Return how many calls may wait in a process."""
+        return process.share // PREFETCH_SHARE if self._prefetches else 0
 
     async def _keep(self, number: int) -> None:
         """Run one worker after another until cancelled. No error ends this: the sink would have a worker less."""
@@ -165,7 +192,9 @@ class WorkerPool:
 
     async def _run_one(self, number: int) -> tuple[str, bool]:
         """Run a worker until it has ended. Return the reason, and True if it answered a call."""
-        process = WorkerProcess(self._task, self._report, lambda count: self._woken(number, count))
+        process = WorkerProcess(
+            self._task, self._shares[number], self._report, lambda count: self._woken(number, count)
+        )
         self._processes[number] = process
         try:
             await process.run()

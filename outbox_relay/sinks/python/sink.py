@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Collection, Mapping, Sequence
 
 from outbox_relay.delivery import MOST_DELAY_SECONDS
@@ -12,7 +11,7 @@ from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import DELIVERED, Attempt, Delivered, Failed, Refused, Unavailable, Verdict, clip
 from outbox_relay.sinks.python.output import Report
 from outbox_relay.sinks.python.pool import BUSY, OnEnd, WorkerPool
-from outbox_relay.sinks.python.worker_process import DONE, CallOutcome, WorkerProcess, WorkerTask
+from outbox_relay.sinks.python.worker_process import DONE, WAITED, CallOutcome, WorkerProcess, WorkerTask
 from outbox_relay.worker.frames import BadFrame
 
 CHECK_SECONDS = 60.0
@@ -53,7 +52,7 @@ class PythonSink:
         self._name = name
         self._task = task
         self._delivery_details = delivery_details
-        self._pool = WorkerPool(task, workers, math.ceil(max_in_flight / workers), report, on_end)
+        self._pool = WorkerPool(task, workers, max_in_flight, report, on_end, prefetches=True)
         self._alone = WorkerPool(task, 1, 1, report, on_end)
         self._suspects: dict[int, None] = {}
         self._alone_users = 0
@@ -72,6 +71,11 @@ class PythonSink:
     def fault(self) -> str | None:
         """Return why this process cannot call the handler, or None."""
         return self.trouble
+
+    @property
+    def prefetch(self) -> int:
+        """The number of calls that may wait in the workers at present."""
+        return self._pool.prefetch
 
     @property
     def processes(self) -> Sequence[WorkerProcess]:
@@ -174,13 +178,12 @@ class PythonSink:
             case "bystander":
                 text = "its worker was killed, because another call did not end in time"
                 return Unavailable(text, attempt=Attempt("bystander", seconds), behind=True)
-            case "died" if alone:
-                return Failed(f"its worker ended: {reason}", attempt=Attempt("worker_ended", seconds))
             case "died":
-                text = f"its worker ended: {reason}; it is delivered alone next"
-                return Unavailable(text, attempt=Attempt("worker_ended", seconds), behind=True)
+                return _of_an_end(reason, seconds, alone=alone)
             case _:
-                return Unavailable(reason or LATE)
+                return (
+                    Unavailable(BUSY, behind=True, untouched=True) if answer is WAITED else Unavailable(reason or LATE)
+                )
 
     def _suspect(self, event: StoredEvent) -> None:
         if len(self._suspects) >= MOST_SUSPECTS:
@@ -203,6 +206,14 @@ class PythonSink:
         """Kill the workers."""
         self._resets += 1
         await asyncio.gather(self._pool.close(), self._alone.close())
+
+
+def _of_an_end(reason: str, seconds: float, *, alone: bool) -> Verdict:
+    """Return the verdict on an event whose worker ended for a reason that is not known."""
+    attempt = Attempt("worker_ended", seconds)
+    if alone:
+        return Failed(f"its worker ended: {reason}", attempt=attempt)
+    return Unavailable(f"its worker ended: {reason}; it is delivered alone next", attempt=attempt, behind=True)
 
 
 def _values(event: StoredEvent, attempt: int) -> tuple[str | int | None, ...]:

@@ -36,6 +36,8 @@ DRAIN_SECONDS = 0.5
 GONE_SECONDS = 5.0
 """Maximum wait for a killed process. One that the system does not end runs nothing of its own any more."""
 CHECK_SECONDS = 15.0
+PREFETCH_SECONDS = 0.25
+"""Maximum wait of a call in a worker for others to end, after which its row goes back."""
 MOST_EXTENSION_SECONDS = 86_400.0
 """Maximum of ``extend``, which a worker that is out of its mind may exceed."""
 OUTCOMES = frozenset(("retry", "dead", "timeout", "unavailable", "failed", "unsent"))
@@ -71,6 +73,8 @@ class CallOutcome(NamedTuple):
 
 
 DONE = CallOutcome("done")
+WAITED = CallOutcome("waited")
+"""The outcome of a call that was sent ahead, and before which too few others ended."""
 DATABASE_SILENT = "dsn: the handler's database did not answer in time"
 
 
@@ -86,6 +90,8 @@ class Call:
     planned: float
     ends_at: float
     answer: asyncio.Future[CallOutcome]
+    waits: bool = False
+    """True if the worker made as many calls as it can when this one was sent."""
     stuck: str = ""
     ended: asyncio.Future[None] | None = None
     """Done when the worker has ended the call, also a cancelled one. None if that is not of interest."""
@@ -97,10 +103,14 @@ class Call:
 
 
 class WorkerProcess:
-    """A process from its start to its end, which ``run`` awaits. ``wake`` is called when it can take more calls."""
+    """A process from its start to its end, which ``run`` awaits. ``wake`` is called when it can take more calls.
 
-    def __init__(self, task: WorkerTask, report: Report, wake: Callable[[int], None]) -> None:
+    It makes ``share`` calls at once. More of them wait there, each for ``PREFETCH_SECONDS`` at most.
+    """
+
+    def __init__(self, task: WorkerTask, share: int, report: Report, wake: Callable[[int], None]) -> None:
         self._task = task
+        self.share = share
         self._report = report
         self._wake = wake
         self.ready = False
@@ -170,7 +180,8 @@ class WorkerProcess:
         finally:
             theirs.close()
         task = {name: getattr(self._task, name) for name in ("handler", "consumer", "threads", "dsn", "replay")}
-        self._channel.send("start", json.dumps({**task, "version": __version__}).encode())
+        bounds = {"share": self.share, "patience": PREFETCH_SECONDS}
+        self._channel.send("start", json.dumps({**task, **bounds, "version": __version__}).encode())
 
     def _spawn(self, pipe: int) -> None:
         read, write = os.pipe()
@@ -273,10 +284,11 @@ class WorkerProcess:
 
         Raises ``BadFrame`` for an event that is too large.
         """
-        number, ends_at = self._number + 1, lease_clock() + seconds
+        number, waits = self._number + 1, len(self.calls) >= self.share
+        ends_at = lease_clock() + seconds + (PREFETCH_SECONDS if waits else 0.0)
         sent = item(number, until, ends_at, len(body), *values, body=body)
         self._number = number
-        call = Call(number, event, planned, ends_at, asyncio.get_running_loop().create_future())
+        call = Call(number, event, planned, ends_at, asyncio.get_running_loop().create_future(), waits)
         self.calls[number] = call
         self._idle.clear()
         self._channel.send("deliver", sent, body)
@@ -363,6 +375,8 @@ class WorkerProcess:
         if call is None:
             return
         call.end()
+        if call.waits and outcome.outcome == "unsent":
+            outcome = WAITED
         self.served = True
         if not self.calls:
             self._idle.set()
