@@ -378,7 +378,7 @@ class ParkedDeliveries:
             self._settler.arrived(len(rows))
 
     def _apply(self, rows: list[ClaimedRow], verdicts: Sequence[Verdict], seconds: float, permit: Permit) -> None:
-        """Settle the rows of a call. Those that were not tried go back as they were, such as after one of their key."""
+        """Settle the rows of a call. Those that were not tried, such as behind a failed row of their key, go back."""
         if verdicts.count(DELIVERED) == len(rows):
             self._context.delivered(permit)
             self._context.limiter.increase()

@@ -21,7 +21,7 @@ BATCH_ROWS = 100
 REST_FACTOR = 16
 """Rest after such a claim, as a multiple of its duration."""
 MOST_REST_SECONDS = 0.05
-PREFETCH_SECONDS = 0.02
+PREFETCH_CALL_SECONDS = 0.02
 """Mean duration of requests, with their waits, up to which some are sent ahead. Rows that wait are kept from others."""
 LEAST_SECONDS = 0.0005
 """Duration of a request below which a claim does not become larger."""
@@ -32,7 +32,10 @@ WEIGHT = 0.1
 
 
 def _prefetch_of(context: DeliveryContext) -> Callable[[], int] | None:
-    """Return what tells how many requests may be sent ahead: of a queue, and while no limit is below its maximum."""
+    """Return a function that returns how many requests may be sent ahead; None if the sink takes none.
+
+    Only rows of a queue are sent ahead, and none while another limit bounds the requests.
+    """
     sink, limiter = context.sink, context.limiter
     if not (context.spec.queued and isinstance(sink, Prefetches)):
         return None
@@ -99,7 +102,7 @@ class ParkedPace:
     @property
     def _ahead(self) -> int:
         """The number of requests that may be sent ahead."""
-        return self._prefetch() if self._prefetch and self._call_seconds <= PREFETCH_SECONDS else 0
+        return self._prefetch() if self._prefetch and self._call_seconds <= PREFETCH_CALL_SECONDS else 0
 
     def over_share(self) -> bool:
         """Return True if more slots are taken than parked deliveries may take now."""
