@@ -23,8 +23,12 @@ from outbox_relay.workbench.shop.journal import UNREADABLE, Arrival, JournalWrit
 SETTINGS = {
     "group.id": "shop",
     "enable.auto.commit": False,
-    # The embedded broker always waits this long, even if there are records to return.
-    "fetch.wait.max.ms": 1,
+    # The embedded broker always waits this long, even if there are records to return, and returns none if it was busy
+    # for longer.
+    "fetch.wait.max.ms": 25,
+    # A position that the broker does not know ends the consumer. By default it would go on at the end, and the records
+    # in between would count as lost.
+    "auto.offset.reset": "error",
 }
 POLL_SECONDS = 0.1
 END_SECONDS = 20.0
