@@ -22,7 +22,9 @@ from outbox_relay.relay.timing import timed
 POLL_SECONDS = 1.0
 """Interval between claims for rows whose due time this relay does not know, and between sweeps while keys are held."""
 FOLLOWED_POLL_SECONDS = 0.05
-"""The first of these intervals after rows that were due unexpectedly. It doubles with each claim that finds none."""
+"""The first of these intervals after many rows that were due unexpectedly. It doubles with each claim without a row."""
+FOLLOWED_ROWS = 20
+"""Number of rows in a claim that count as many. Fewer are retries of other relays, which poll for those themselves."""
 SWEEP_SECONDS = 5.0
 """Interval between sweeps while no key is blocked here. Only a relay that crashed leaves such rows behind."""
 BUSY_POLL_SECONDS = 0.1
@@ -135,7 +137,7 @@ class ParkedClaims:
         is_expected = bool(heads) or self._context.due_timer.next_at <= now
         self._context.due_timer.forget(now)
         claimed = await self._claim(most, heads)
-        self._adapt_poll(found=bool(claimed), is_expected=is_expected)
+        self._adapt_poll(len(claimed), is_expected=is_expected)
         if not claimed and self.suspect_was_last:
             claimed = await self._claim_suspect(now)
         else:
@@ -148,11 +150,11 @@ class ParkedClaims:
             self._asked_at = now
         return claimed
 
-    def _adapt_poll(self, *, found: bool, is_expected: bool) -> None:
-        """Poll often after rows whose due time was not known here: others made them due, and often make more due."""
+    def _adapt_poll(self, found: int, *, is_expected: bool) -> None:
+        """Poll often after many rows whose due time was not known here, as a bulk retry makes them due in steps."""
         if not found:
             self._poll_seconds = min(POLL_SECONDS, 2 * self._poll_seconds)
-        elif not is_expected:
+        elif not is_expected and found >= FOLLOWED_ROWS:
             self._poll_seconds = FOLLOWED_POLL_SECONDS
 
     async def _sweep(self, now: float) -> None:

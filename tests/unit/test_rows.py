@@ -301,17 +301,18 @@ async def test_no_wait_follows_a_claim_behind_which_more_rows_may_be_due(found: 
 
 
 @pytest.mark.parametrize(
-    ("is_expected", "intervals"),
+    ("count", "is_expected", "intervals"),
     [
-        pytest.param(False, [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0], id="not known here"),
-        pytest.param(True, [1.0] * 7, id="known here"),
+        pytest.param(20, False, [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0], id="many"),
+        pytest.param(20, True, [1.0] * 7, id="known here"),
+        pytest.param(19, False, [1.0] * 7, id="few"),
     ],
 )
 async def test_rows_that_others_make_due_are_looked_for_often_until_none_comes(
-    is_expected: bool, intervals: list[float]
+    count: int, is_expected: bool, intervals: list[float]
 ) -> None:
-    """Goes red when each step of a bulk retry waits for the next poll, a second later."""
-    parked, found = _parked(), [3, *[0] * 6]
+    """Goes red when a step of a bulk retry waits a second, or each retry of one relay makes all others ask often."""
+    parked, found = _parked(), [count, *[0] * 6]
 
     async def claim_rows(*_: Any, **__: Any) -> list[ClaimedRow]:
         return [_row(key=None, ordered=False)] * found.pop(0)
@@ -322,7 +323,7 @@ async def test_rows_that_others_make_due_are_looked_for_often_until_none_comes(
         parked.store.due_timer.schedule_wakeup(0.0)
     seen = list[float]()
     while found:
-        await parked.claims.claim(4)
+        await parked.claims.claim(40)
         seen.append(parked.claims._poll_seconds)  # pyright: ignore[reportPrivateUsage]
     assert seen == intervals
 
