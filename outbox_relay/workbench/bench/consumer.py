@@ -18,6 +18,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 
 from outbox_relay.workbench.bench.counter import Counter
 from outbox_relay.workbench.embedded.broker import partitions_with_leader
+from outbox_relay.workbench.embedded.positions import Positions
 
 ASSIGNED, ARRIVED = 0, 1
 """Slots of the counter: 1 once the consumer reads, and the number of records."""
@@ -43,6 +44,7 @@ class CountingConsumer:
                 "log_level": 0,
             }
         )
+        self._positions = Positions(self._consumer)
         self.stopping = threading.Event()
         self.latencies = array("d")
 
@@ -70,12 +72,15 @@ class CountingConsumer:
         now = time.time()
         error = message.error()
         if error is None:
-            value = message.value() or b""
-            if value.startswith(TIME_PREFIX):
-                self.latencies.append(now - float(value[len(TIME_PREFIX) : value.index(b",")]))
-            self._counter.add(ARRIVED)
+            if self._positions.follows(message):
+                self._count(message.value() or b"", now)
         elif error.code() not in TRANSIENT:
             raise KafkaException(error)
+
+    def _count(self, value: bytes, now: float) -> None:
+        if value.startswith(TIME_PREFIX):
+            self.latencies.append(now - float(value[len(TIME_PREFIX) : value.index(b",")]))
+        self._counter.add(ARRIVED)
 
 
 def read_times(path: Path) -> list[float]:

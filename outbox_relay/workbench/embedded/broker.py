@@ -29,7 +29,8 @@ class Broker(Server):
     """A broker that keeps all data in memory, on a port of the loopback address.
 
     It replaces Apache Kafka where that is not installed. It has no topic settings, consumer groups, producer fencing or
-    reliable end offsets, and loses all data when it stops.
+    reliable end offsets, and loses all data when it stops. Consumers can get a record before an earlier one of the same
+    partition; :class:`~outbox_relay.workbench.embedded.positions.Positions` makes up for it.
     """
 
     name = "the broker"

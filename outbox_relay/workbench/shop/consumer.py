@@ -18,6 +18,7 @@ from typing import cast
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from outbox_relay.workbench.embedded.broker import partitions_with_leader
+from outbox_relay.workbench.embedded.positions import Positions
 from outbox_relay.workbench.shop.journal import UNREADABLE, Arrival, JournalWriter
 
 SETTINGS = {
@@ -47,6 +48,7 @@ class TopicReader:
         self._journal = journal
         self._consumer = Consumer({"bootstrap.servers": bootstrap, **SETTINGS})
         self._partitions = partitions_with_leader(self._consumer, topic)
+        self._positions = Positions(self._consumer)
         self._ended: set[int] = set()
 
     def run(self, stopping: threading.Event) -> None:
@@ -80,7 +82,8 @@ class TopicReader:
             return
         error = message.error()
         if error is None:
-            self._write(message, time.time())
+            if self._positions.follows(message):
+                self._write(message, time.time())
         elif error.code() not in TRANSIENT:
             raise KafkaException(error)
 
