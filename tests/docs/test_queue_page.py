@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import psycopg
+import pytest
 
 from examples.cutover import cutover
 from tests.docs.pages import ROOT, blocks, commands
@@ -55,6 +56,7 @@ def count(database: Database, table: str) -> int:
     return int(found)
 
 
+@pytest.mark.slow  # moves them with a relay
 def test_jobs_move_from_a_table_without_one_lost_or_done_twice(database: Database, tmp_path: Path) -> None:
     with database.connect() as owner:
         owner.execute((EXAMPLE / "database.sql").read_bytes())

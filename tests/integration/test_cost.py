@@ -62,9 +62,8 @@ async def test_a_backlog_costs_two_statements_a_chunk_and_next_to_no_wal(capsys:
     assert wal <= made["settle"] * POSITION_BYTES + AROUND_BYTES
 
 
-@pytest.mark.parametrize(
-    ("mode", "most_bytes"), [pytest.param("none", 0, marks=pytest.mark.slow), ("failures", 0), ("all", 350)]
-)
+@pytest.mark.parametrize(("mode", "most_bytes"), [("none", 0), ("failures", 0), ("all", 350)])
+@pytest.mark.slow  # delivers a backlog
 async def test_only_all_attempts_cost_wal_for_a_delivered_event(
     mode: RecordAttempts, most_bytes: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -182,6 +182,7 @@ def test_a_search_for_an_error_calls_no_function_of_ours_for_each_row(
     assert searched in plan
 
 
+@pytest.mark.slow  # makes and removes rows
 def test_a_removal_looks_at_no_rows_of_other_sinks(rows: Database) -> None:
     with rows.connect(autocommit=True) as connection, connection.transaction(force_rollback=True):
         connection.execute(REGISTER.replace("crm", "small").encode())

@@ -104,6 +104,7 @@ def rows(database: Database) -> list[tuple[Any, ...]]:
     return query(database, ROWS)
 
 
+@pytest.mark.slow  # the next one ends it once
 async def test_a_server_that_is_killed_again_and_again_has_every_event_once_and_in_order(
     database: Database, server: NatsServer, tmp_path: Path
 ) -> None:

@@ -125,6 +125,7 @@ def test_rest_of_few_shards_looks_at_its_span_only(explained: Explained) -> None
     assert sum(node.scanned for node in scans) <= 2000
 
 
+@pytest.mark.slow  # as that of few shards
 def test_rest_of_few_types_looks_at_its_span_only(explained: Explained) -> None:
     found = read(explained, types=["type.3"], after=100_000, upto=102_000)
     assert {row[3] for row in found} == {"type.3"}
@@ -193,6 +194,7 @@ class Huge:
         return len([text for text in self.explained.texts if NEXT in text])
 
 
+@pytest.mark.slow  # makes the transaction
 @pytest.mark.parametrize("apart", [1, pytest.param(100, marks=pytest.mark.slow)])
 def test_the_size_of_a_huge_transaction_does_not_matter(explained: Explained, apart: int) -> None:
     """The transaction takes seconds to make, so that all questions are asked of one."""
@@ -343,7 +345,10 @@ def test_sweep_reads_one_row_of_each_key(explained: Explained) -> None:
         assert sum(node.scanned for node in scans) <= 1000 + 1
 
 
-@pytest.mark.parametrize(("keys", "rows"), [(1, 100), (30, 100), (100, 110)])
+@pytest.mark.parametrize(
+    ("keys", "rows"),
+    [pytest.param(1, 100, marks=pytest.mark.slow), (30, 100), pytest.param(100, 110, marks=pytest.mark.slow)],
+)
 def test_followers_read_no_more_rows_than_are_claimed(explained: Explained, keys: int, rows: int) -> None:
     with explained.connection.transaction(force_rollback=True):
         explained.connection.execute(

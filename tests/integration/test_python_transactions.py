@@ -107,7 +107,8 @@ async def test_a_limit_that_ends_before_the_handler_is_called_counts_no_attempt(
         assert verdict.attempt.code == "database"
 
 
-@pytest.mark.parametrize("kind", [pytest.param("transactional", marks=pytest.mark.slow), "atransactional"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 async def test_an_effect_is_had_once_while_workers_are_killed_again_and_again(
     effects: Database, tmp_path: Path, kind: str
 ) -> None:

@@ -189,6 +189,7 @@ async def test_a_second_restore_in_a_row_loses_nothing(own_postgres: PostgresSer
             assert await relayed(third, waiting) == waiting
 
 
+@pytest.mark.slow  # has a server of its own
 async def test_events_of_a_sequence_that_was_left_behind_get_new_ids(own_postgres: PostgresServer) -> None:
     """As logical replication leaves it: rows are copied, sequences are not."""
     with shop(own_postgres) as old, PostgresServer() as server:

@@ -118,6 +118,7 @@ async def test_window_is_complete_beyond_32_bits(own_postgres: PostgresServer, s
     assert judge(writers.committed(), moved.got).lost > 0
 
 
+@pytest.mark.slow  # has a server whose numbers have to wrap
 async def test_window_is_complete_across_the_wrap(own_postgres: PostgresServer, seed: int) -> None:
     move_near_the_wrap(own_postgres)
     dsn = prepared(own_postgres)
@@ -132,6 +133,7 @@ async def test_window_is_complete_across_the_wrap(own_postgres: PostgresServer, 
     assert judge(writers.committed(), moved.got).lost > 0
 
 
+@pytest.mark.slow  # the same
 async def test_tick_counts_the_transactions_on_both_sides_of_the_wrap(own_postgres: PostgresServer) -> None:
     move_near_the_wrap(own_postgres)
     dsn = prepared(own_postgres)

@@ -80,6 +80,7 @@ def test_objects_and_the_folders_above_them_are_on_the_disk(
     assert synced[str(place / "part")] == (place / "part").stat().st_size > 0, "the whole object, after its last write"
 
 
+@pytest.mark.processes
 def test_the_process_that_writes_has_the_lowest_priority() -> None:
     with subprocess.Popen([sys.executable, "-m", "outbox_relay.retention"], stdin=subprocess.PIPE) as process:
         try:

@@ -278,6 +278,7 @@ def _work(seconds: float) -> None:
         pass
 
 
+@pytest.mark.processes
 def test_profile_includes_the_processes_that_the_sender_has_started() -> None:
     counts = iter([1, 101])
     profile = Profile("it")

@@ -150,6 +150,7 @@ def test_an_instance_is_shown_without_its_payload() -> None:
     assert SECRET not in repr(Event(OrderNamed(order_name=SECRET), key="k"))
 
 
+@pytest.mark.processes
 def test_importing_it_loads_no_driver_and_no_library_of_classes() -> None:
     code = (
         "import sys, outbox_relay.catalogue; print(*{'pydantic', 'msgspec', 'psycopg', 'jsonschema'} & {*sys.modules})"

@@ -329,6 +329,7 @@ def test_a_header_given_twice_is_wrong_usage() -> None:
     assert (ended.code, ended.out) == (2, "")
 
 
+@pytest.mark.processes
 def test_arguments_that_are_not_utf8_are_wrong_usage() -> None:
     command = [os.fsencode(sys.executable), b"-m", b"outbox_relay", b"emit", b"\xff\xfe"]
     done = subprocess.run(command, capture_output=True, check=False, timeout=60)
@@ -336,6 +337,7 @@ def test_arguments_that_are_not_utf8_are_wrong_usage() -> None:
     assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("missing", ["pydantic_settings", "psycopg_pool"])
 def test_a_plain_installation_is_told_what_to_install(missing: str) -> None:
     code = (
@@ -348,6 +350,7 @@ def test_a_plain_installation_is_told_what_to_install(missing: str) -> None:
     assert "needs pip install 'outbox-relay[relay]'" in done.stderr
 
 
+@pytest.mark.processes
 def test_the_command_line_itself_loads_nothing_of_the_relay() -> None:
     code = "import sys, outbox_relay.cli; print([m for m in sys.modules if m.split('.')[0] in sys.argv[1:]])"
     heavy = ["psycopg", "psycopg_pool", "pydantic", "structlog", "aiohttp", "confluent_kafka", "tenacity"]
@@ -359,6 +362,7 @@ HEEDS_CTRL_C = ["env", "--default-signal=INT"]
 """Tests in the background of a shell ignore SIGINT, and so would the command."""
 
 
+@pytest.mark.processes
 def test_ctrl_c_ends_with_130_and_without_a_traceback(tmp_path: Path) -> None:
     payload = tmp_path / "payload"
     os.mkfifo(payload)
@@ -383,6 +387,7 @@ def _ends_by(process: subprocess.Popen[bytes], signal_number: signal.Signals) ->
     return True
 
 
+@pytest.mark.processes
 def test_a_reader_that_goes_away_is_no_error_to_tell_of() -> None:
     command = f"{sys.executable} -m outbox_relay --help | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["/bin/bash", "-c", command], capture_output=True, check=False, timeout=60, text=True)
@@ -390,6 +395,7 @@ def test_a_reader_that_goes_away_is_no_error_to_tell_of() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("to", "code", "said"),
     [("/dev/full", 1, "the output could not be written: No space left on device\n"), ("&-", 0, "")],
@@ -531,6 +537,7 @@ def test_a_wrong_setting_of_the_log_is_a_line_of_the_log(
     assert line["reason"].startswith(f"{variable}: should be one of")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": ""}, True)])
 def test_colours_of_the_log_are_for_terminals_that_want_them(
     tmp_path: Path, variables: dict[str, str], coloured: bool

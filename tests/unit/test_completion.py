@@ -22,6 +22,8 @@ from tests.support.command import inside
 from tests.support.installed import absent
 from tests.support.wait import NotInTime
 
+pytestmark = pytest.mark.processes
+
 PAGE = Path(__file__).parents[2] / "docs/commands.md"
 SECONDS = 30
 COMMANDS = {

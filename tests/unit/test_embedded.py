@@ -27,11 +27,13 @@ def version(program: str | Path) -> str:
     return subprocess.run([program, "--version"], check=True, capture_output=True, text=True, timeout=20).stdout
 
 
+@pytest.mark.processes
 def test_programs_of_the_wheel_are_run_in_place(tmp_path: Path) -> None:
     assert "18" in version(postgres.wheel_programs(CURRENT, tmp_path) / "postgres")
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("barred")
 def test_unreachable_programs_are_copied(tmp_path: Path) -> None:
     programs = postgres.wheel_programs(CURRENT, tmp_path)
@@ -39,6 +41,7 @@ def test_unreachable_programs_are_copied(tmp_path: Path) -> None:
     assert "18" in version(programs / "postgres")
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("barred")
 def test_broker_without_execute_permission_is_copied() -> None:
     embedded = broker.Broker()

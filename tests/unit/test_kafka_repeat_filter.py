@@ -41,6 +41,7 @@ def test_an_outage_of_an_hour_writes_few_lines_and_each_has_the_sinks_name(caplo
     assert {getattr(record, "sink", None) for record in caplog.records} == {"events"}
 
 
+@pytest.mark.processes
 def test_log_lines_have_the_sinks_name() -> None:
     code = (
         "import logging; from outbox_relay.service import logs; logs.configure('info', 'json');"

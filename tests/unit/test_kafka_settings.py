@@ -151,6 +151,7 @@ libc.fclose(stream)
 """
 
 
+@pytest.mark.processes
 def test_the_list_has_every_setting_of_the_installed_librdkafka() -> None:
     """The library itself prints its table; only settings of functions have an underscore in the name."""
     table = subprocess.run([sys.executable, "-c", LISTED], capture_output=True, text=True, check=True).stdout

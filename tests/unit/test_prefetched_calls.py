@@ -16,6 +16,8 @@ from outbox_relay.sinks.python import pool, worker_process
 from outbox_relay.sinks.python.pool import BUSY
 from tests.support.python_sink import SECONDS, RunningSink, becomes_false, python_sink
 
+pytestmark = pytest.mark.processes
+
 NOT_TRIED = Unavailable(BUSY, behind=True, untouched=True)
 """The verdict of a call that waited in a worker for too long."""
 SLOTS = 4

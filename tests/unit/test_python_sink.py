@@ -29,6 +29,8 @@ from tests.support.python_sink import (
 )
 from tests.support.wait import auntil
 
+pytestmark = pytest.mark.processes
+
 
 def stand_still(seconds: float) -> None:
     """Block the loop of the relay."""

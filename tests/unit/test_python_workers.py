@@ -36,6 +36,8 @@ from tests.support.python_sink import (
 )
 from tests.support.wait import auntil
 
+pytestmark = pytest.mark.processes
+
 PR_SET_CHILD_SUBREAPER = 36
 
 

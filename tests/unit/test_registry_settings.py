@@ -95,6 +95,7 @@ def test_missing_packages_are_a_problem_of_check_and_of_the_start(
         kafka_sink("events", events, 15.0)
 
 
+@pytest.mark.processes
 def test_sink_without_a_registry_imports_nothing_of_it(tmp_path: Path) -> None:
     file = tmp_path / "relay.toml"
     file.write_text(text(""))

@@ -300,6 +300,7 @@ def printed(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, text=True).stdout
 
 
+@pytest.mark.processes
 def test_reading_the_settings_imports_no_client_of_a_destination() -> None:
     code = "from pathlib import Path; from outbox_relay import settings; import sys; "
     code += "settings.load(Path('config/relay.example.toml'), {}); "
@@ -307,6 +308,7 @@ def test_reading_the_settings_imports_no_client_of_a_destination() -> None:
     assert printed(code) == "[]\n"
 
 
+@pytest.mark.processes
 def test_a_relay_imports_no_test_library() -> None:
     code = "import outbox_relay.cli.parser, outbox_relay.service.process, sys; print('pytest' in sys.modules)"
     assert printed(code) == "False\n"

@@ -25,6 +25,7 @@ from outbox_relay.worker.statements import TransactionEnded, check_statement
 from tests.support.memory_sink import MemorySink
 
 
+@pytest.mark.processes
 def test_importing_the_package_imports_no_driver_and_no_class_of_handlers() -> None:
     code = "import sys, outbox_relay; print([m for m in ('psycopg', 'outbox_relay.delivery') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -9,7 +9,11 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 from tests.support.sources import nodes
+
+pytestmark = pytest.mark.xdist_group("sources")  # parse each module once
 
 ROOT = Path(__file__).parents[2]
 MAX_LINES = 35

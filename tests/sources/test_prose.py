@@ -15,6 +15,8 @@ import pytest
 
 from tests.support.sources import nodes
 
+pytestmark = pytest.mark.xdist_group("sources")  # parse each module once
+
 PACKAGE = Path(__file__).parents[2] / "outbox_relay"
 UNDONE: list[str] = []
 """Rooms whose prose is not yet rewritten; none of them may be added again."""
