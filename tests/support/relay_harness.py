@@ -208,11 +208,14 @@ class RelayHarness:
         await auntil(fact, seconds=seconds, what="everything is delivered or dead")
 
     def _at_end(self) -> bool:
-        """Return True if every shard stands at the end of the log, and every new row is in the database."""
+        """Return True if every shard stands at the end of the log, and every new row is in the database.
+
+        A relay that has just begun may own no shard yet, while it already delivers rows.
+        """
         end = self.ticker.latest.seq if self.ticker.latest else 0
         unwritten = sum(relay.session.settler.unsettled for relay in self.relays if relay.session)
         return not unwritten and all(
-            group.idle and group.position.a.seq >= end for groups in self.groups for group in groups
+            groups and all(group.idle and group.position.a.seq >= end for group in groups) for groups in self.groups
         )
 
     async def _rows_wait(self) -> bool:
