@@ -28,7 +28,7 @@ from tests.support.command import inside
 from tests.support.database import Database
 from tests.support.days import Connection, date_ago, emit_ago, events_of, fill_days, keep, register, table_ago
 from tests.support.google_storage import BUCKET, CREDENTIALS, google_storage, write_account
-from tests.support.power_cut import BEFORE_AND_AFTER, PARENT, POINTS
+from tests.support.power_cut import DECISIVE, PARENT, POINTS
 from tests.support.wait import until
 
 ENDLESS = {"half": "printf '{\"sha256\": '", "slow": "exec sleep 3600"}
@@ -268,7 +268,7 @@ def test_a_day_of_many_parts_is_archived_in_order(
 @pytest.mark.parametrize("form", ["jsonl.zst", pytest.param("parquet", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(
     "point",
-    [point if point in BEFORE_AND_AFTER else pytest.param(point, marks=pytest.mark.thorough) for point in POINTS],
+    [point if point == DECISIVE else pytest.param(point, marks=pytest.mark.thorough) for point in POINTS],
 )
 def test_a_power_cut_loses_no_event(
     owner: Connection, database: Database, tmp_path: Path, point: str, form: str

@@ -40,8 +40,8 @@ POINTS = [
     *(f"{name}{when}" for name in CHILD for when in "<>"),
     *(f"2{name}{when}" for name in ("empty_day", "begin_archive") for when in "<>"),
 ]
-BEFORE_AND_AFTER = ("write>", "record_archive<", "empty_day<")
-"""The points before what must not be lost is there: the objects, their record in the database, and the day."""
+DECISIVE = "empty_day<"
+"""The point at which the archive is recorded, and the day is not yet empty."""
 
 
 def die() -> None:
