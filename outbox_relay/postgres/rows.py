@@ -167,6 +167,11 @@ class ClaimedRow(NamedTuple):
     claims: int
     lease: UUID
 
+    @property
+    def is_scheduled(self) -> bool:
+        """True if this is a scheduled event that no relay has claimed before."""
+        return self.event.deliver_at is not None and not self.ordered and self.attempts == 0 and self.claims <= 1
+
 
 class DeliveredRow(NamedTuple):
     """A leased row that was delivered, and the attempt to be recorded, if any."""

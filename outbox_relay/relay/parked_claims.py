@@ -31,6 +31,8 @@ BUSY_POLL_SECONDS = 0.1
 """Interval between claims while keys are blocked."""
 MOST_ROWS = 1000
 """Maximum number of rows in one claim."""
+SCHEDULED_ROWS = 100
+"""Number of rows of scheduled events that one claim gets at most. The database locks the uid of each."""
 MOST_BYTES = 16 << 20
 """Maximum bytes of payload, key and headers in one claim, not counting its first row. A claim ahead may add as many."""
 MOST_KEYS = 1000
@@ -92,6 +94,8 @@ class ParkedClaims:
         self._swept: str | None = None
         self._poll_seconds = POLL_SECONDS
         self._size = ClaimSize()
+        self._scheduled = False
+        """True if the last claim got as many rows of scheduled events as it could."""
         self._suspects = False
         self.suspect_was_last = False
         """True if the last claim was of a row that may have killed its owners."""
@@ -131,6 +135,8 @@ class ParkedClaims:
         if now - self._swept_at >= (POLL_SECONDS if often else SWEEP_SECONDS) and len(self._heads) < MOST_KEYS:
             await self._sweep(now)
         most, most_bytes = min(most, self._size.rows), self._size.payload_bytes
+        if self._scheduled:  # the others would be locked in vain
+            most = min(most, SCHEDULED_ROWS)
         heads = list(islice(self._heads, min(MOST_KEYS, max(FEWEST_KEYS, KEYS_PER_ROW * most))))
         for key in heads:
             del self._heads[key]
@@ -138,11 +144,12 @@ class ParkedClaims:
         self._context.due_timer.forget(now)
         claimed = await self._claim(most, heads)
         self._adapt_poll(len(claimed), is_expected=is_expected)
+        self._scheduled = sum(row.is_scheduled for row in claimed) >= SCHEDULED_ROWS
         if not claimed and self.suspect_was_last:
             claimed = await self._claim_suspect(now)
         else:
             self.suspect_was_last = False
-        cut = len(claimed) == most or 2 * max_wire_bytes([row.event for row in claimed]) > most_bytes
+        cut = len(claimed) == most or self._scheduled or 2 * max_wire_bytes([row.event for row in claimed]) > most_bytes
         if cut or self._size.failed:
             self._heads.update(dict.fromkeys(heads))
             self._asked_at = float("-inf")  # more rows may be due
