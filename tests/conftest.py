@@ -20,9 +20,9 @@ TEMPLATE = "outbox_template"
 # A fixture's name, and the marker that tests get which ask for it, directly or through other fixtures.
 MARKERS = {"postgres": "postgres", "own_postgres": "postgres", "kafka": "kafka", "own_kafka": "kafka"}
 # Each has a make target of its own.
-GARBAGE_OBJECTS = 20_000
-"""Number of new objects after which garbage is collected. After the default of 700, a tenth of the time goes to it."""
 ON_REQUEST = ("debezium", "image", "slow", "thorough")
+# Number of new objects after which garbage is collected. With the default of 700, that takes a tenth of the time.
+GARBAGE_OBJECTS = 20_000
 
 
 # The time of an example says nothing on a busy machine.

@@ -95,7 +95,7 @@ class ParkedClaims:
         self._poll_seconds = POLL_SECONDS
         self._size = ClaimSize()
         self._scheduled = False
-        """True if the last claim got as many rows of scheduled events as it could."""
+        """True if the last claim got as many rows of scheduled events as a claim may, and no others."""
         self._suspects = False
         self.suspect_was_last = False
         """True if the last claim was of a row that may have killed its owners."""
@@ -144,7 +144,7 @@ class ParkedClaims:
         self._context.due_timer.forget(now)
         claimed = await self._claim(most, heads)
         self._adapt_poll(len(claimed), is_expected=is_expected)
-        self._scheduled = sum(row.is_scheduled for row in claimed) >= SCHEDULED_ROWS
+        self._scheduled = len(claimed) == SCHEDULED_ROWS and all(row.is_scheduled for row in claimed)
         if not claimed and self.suspect_was_last:
             claimed = await self._claim_suspect(now)
         else:

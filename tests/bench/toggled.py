@@ -24,9 +24,9 @@ from outbox_relay.service.metrics import exposition, figures
 
 TIMES = 10
 """Number of times that the usual work is added."""
-initialize = RelayMeasures.__init__
 TIMED = ("log_reader", "parked_claims", "parked_settler", "settler")
 """The modules that time statements."""
+initialize = RelayMeasures.__init__
 
 
 class TickHistogram(Histogram):

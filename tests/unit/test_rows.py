@@ -286,7 +286,8 @@ async def test_claims_lock_no_more_scheduled_rows_than_they_get() -> None:
     parked, asked = _parked(), list[int]()
     one = _row(key=None, ordered=False)
     scheduled = one._replace(event=one.event._replace(deliver_at=datetime.now(UTC)), attempts=0, claims=1)
-    found = [[scheduled] * 100, [scheduled] * 100, [scheduled] * 99, [one] * 100, [one] * 100]
+    mixed = [scheduled] * 100 + [one] * 20
+    found = [[scheduled] * 100, [scheduled] * 100, [scheduled] * 99, [one] * 100, mixed, mixed]
 
     async def claim_rows(*arguments: Any, **__: Any) -> list[ClaimedRow]:
         asked.append(arguments[4])
@@ -296,7 +297,7 @@ async def test_claims_lock_no_more_scheduled_rows_than_they_get() -> None:
     parked.claims._swept_at = parked.claims._suspected_at = float("inf")  # pyright: ignore[reportPrivateUsage]
     for _ in found:
         await parked.claims.claim(1000)
-    assert asked == [1000, 100, 100, 1000, 1000]
+    assert asked == [1000, 100, 100, 1000, 1000, 1000]
 
 
 @pytest.mark.parametrize(("found", "waits"), [(4, False), (3, True), (0, True)])
