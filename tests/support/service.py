@@ -25,7 +25,7 @@ START_VARIABLES = ("PYTHON", "LD_", "OTEL_")
 """Variables with these beginnings count when a process starts or imports its modules, so for no forked one."""
 READY_SECONDS = 30
 STOP_SECONDS = 40
-SHOWN_LINES = 8
+SHOWN_LINES = 20
 """Log lines of restarted sessions that a failure shows at most."""
 _RESTARTED = re.compile(r"(sink|part)\.restarted|.+ starts again")
 """The events of a restarted session or another part, today and before events had names."""
@@ -169,11 +169,14 @@ class RelayService:
         logged = [line for line in self.lines() if _RESTARTED.fullmatch(str(line.get("event")))]
         found = self._counted | Counter(_cause(line) for line in logged)
         undeclared = {reason: count for reason, count in found.items() if reason not in self.expects}
-        shown = "\n".join(json.dumps(line) for line in logged if _cause(line) in undeclared or "left_out" in line)
         assert not undeclared, (
             f"{self.config.stem}: sessions restarted that this test did not cause: {undeclared}\n"
-            + "\n".join(shown.splitlines()[:SHOWN_LINES])
+            + "\n".join(json.dumps(line) for line in self._warnings()[:SHOWN_LINES])
         )
+
+    def _warnings(self) -> list[dict[str, Any]]:
+        """Return what the log says of restarts and of what leads to them, such as a destination that is down."""
+        return [line for line in self.lines() if line.get("level") in ("warning", "error") or "left_out" in line]
 
     def _count_restarts(self) -> None:
         """Take over the counts of /readyz. The log leaves out lines that repeat within seconds."""
