@@ -15,6 +15,11 @@ from outbox_relay.domain.outcomes import Attempt, printable
 DETAIL_BYTES = 2048
 """Maximum size of the details of a recorded attempt, as JSON."""
 
+RECORD_COLUMNS = tuple(
+    f"record_{name}" for name in ("numbers", "outcomes", "ages", "milliseconds", "statuses", "errors", "details")
+)
+"""Names of the parameters that describe records, apart from the events that were tried."""
+
 _PLAIN = re.compile("(?!null$)[a-z_]+")
 
 
@@ -38,6 +43,8 @@ def record_columns(records: Sequence[AttemptRecord | None]) -> dict[str, Any]:
     A record has its age in seconds: the database subtracts it from its own clock. A column without a value is empty,
     which ``unnest`` extends with nulls.
     """
+    if not any(records):
+        return dict.fromkeys(RECORD_COLUMNS, "{}")
     now = time.monotonic()
     return {
         "record_numbers": array_text([r and r.number for r in records]),

@@ -12,7 +12,7 @@ from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.window import MAX_ID, Position
 from outbox_relay.postgres.attempt_values import array_text, attempt_json, record_columns, recorded_events
 from outbox_relay.postgres.database import Database
-from outbox_relay.postgres.rows import MOST_PAYLOAD, ClaimedRow, DeliveredRow, NewRow, RowUpdate
+from outbox_relay.postgres.rows import MOST_PAYLOAD, ClaimedRow, DeliveredRow, NewRow, RowPlace, RowUpdate
 
 
 class DeliveryStatements(Database):
@@ -112,8 +112,12 @@ class DeliveryStatements(Database):
         suspects: bool = False,
         with_followers: bool = False,
         most_payload: int = MOST_PAYLOAD,
+        after: RowPlace | None = None,
     ) -> list[ClaimedRow]:
-        """Claim rows that are due, in id order: see ``outbox.claim_rows`` in the schema."""
+        """Claim rows that are due, in id order: see ``outbox.claim_rows`` in the schema.
+
+        With ``after``, rows that wait are only found behind that place.
+        """
         parameters = {
             "sink": sink,
             "owner": owner,
@@ -126,10 +130,12 @@ class DeliveryStatements(Database):
             "suspects": suspects,
             "with_followers": with_followers,
             "most_payload": most_payload,
+            "after_due": after and after.due,
+            "after_id": after and after.id,
         }
         claimed = await self._rows("claim_rows", parameters)
         claimed.sort(key=lambda row: row[0])
-        return [ClaimedRow._make((StoredEvent(*row[:-3]), *row[-3:], lease)) for row in claimed]
+        return [ClaimedRow._make((StoredEvent(*row[:-5]), *row[-5:-2], lease, row[-1], row[-2])) for row in claimed]
 
     async def row_payload(self, sink: str, event_id: int, lease: UUID) -> tuple[bytes | None, str | None] | None:
         """Return the payload of a row that is under ``lease``, or the fault of one above the ceiling of the schema.

@@ -155,10 +155,19 @@ class NewRow:
     record: AttemptRecord | None = None
 
 
+class RowPlace(NamedTuple):
+    """A place in the order in which claims find rows: when a row was due, in seconds since 1970, and its id."""
+
+    due: float
+    id: int
+
+
 class ClaimedRow(NamedTuple):
     """A leased row of ``delivery``: its event, its counters, and the lease that fences its settlement.
 
-    An ``ordered`` row takes part in the order of its key: later rows of the key wait for it.
+    An ``ordered`` row takes part in the order of its key: later rows of the key wait for it. ``tried`` is False if it
+    is known that there was no attempt before. ``due`` is the time in seconds since 1970 at which the row was due, or
+    None where it is not read.
     """
 
     event: StoredEvent
@@ -166,6 +175,13 @@ class ClaimedRow(NamedTuple):
     attempts: int
     claims: int
     lease: UUID
+    tried: bool = True
+    due: float | None = None
+
+    @property
+    def place(self) -> RowPlace | None:
+        """The place in the order in which claims find rows, or None if it was not read."""
+        return None if self.due is None else RowPlace(self.due, self.event.id)
 
     @property
     def is_scheduled(self) -> bool:

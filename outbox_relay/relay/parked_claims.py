@@ -12,7 +12,7 @@ from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.errors import StatementFailed
 from outbox_relay.domain.event import max_wire_bytes
-from outbox_relay.postgres.rows import MOST_PAYLOAD, ClaimedRow
+from outbox_relay.postgres.rows import MOST_PAYLOAD, ClaimedRow, RowPlace
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.context import LEASE_MARGIN_SECONDS, DeliveryContext
 from outbox_relay.relay.portions import FIRST_PAUSE_SECONDS, MOST_TRIES, SHRINK, is_for_its_size, pause
@@ -96,6 +96,10 @@ class ParkedClaims:
         self._size = ClaimSize()
         self._scheduled = False
         """True if the last claim got as many rows of scheduled events as a claim may, and no others."""
+        self._place: RowPlace | None = None
+        """The place at which the last claim ended, if it got as many rows as it may."""
+        self._began_at = float("-inf")
+        """The time at which a claim last began at the first row that is due."""
         self._suspects = False
         self.suspect_was_last = False
         """True if the last claim was of a row that may have killed its owners."""
@@ -142,20 +146,35 @@ class ParkedClaims:
             del self._heads[key]
         is_expected = bool(heads) or self._context.due_timer.next_at <= now
         self._context.due_timer.forget(now)
-        claimed = await self._claim(most, heads)
+        after = self._place_of_next(now, by_key=bool(heads))
+        claimed = await self._claim(most, heads, after=after)
         self._adapt_poll(len(claimed), is_expected=is_expected)
         self._scheduled = len(claimed) == SCHEDULED_ROWS and all(row.is_scheduled for row in claimed)
+        full = self._scheduled or len(claimed) == most
+        self._place = _end(claimed) if full else None
         if not claimed and self.suspect_was_last:
             claimed = await self._claim_suspect(now)
         else:
             self.suspect_was_last = False
-        cut = len(claimed) == most or self._scheduled or 2 * max_wire_bytes([row.event for row in claimed]) > most_bytes
+        cut = full or after is not None or 2 * max_wire_bytes([row.event for row in claimed]) > most_bytes
         if cut or self._size.failed:
             self._heads.update(dict.fromkeys(heads))
             self._asked_at = float("-inf")  # more rows may be due
         elif not claimed:
             self._asked_at = now
         return claimed
+
+    def _place_of_next(self, now: float, *, by_key: bool) -> RowPlace | None:
+        """Return the place behind which the next claim looks for rows, or None if it begins at the first one.
+
+        Rows before the place are in flight or must wait, so that a claim would look at them in vain. At least every
+        ``POLL_SECONDS``, and after rows of keys were settled, a claim begins at the first row, since some of them may
+        have come back.
+        """
+        if self._place is not None and not by_key and now - self._began_at < POLL_SECONDS:
+            return self._place
+        self._began_at = now
+        return None
 
     def _adapt_poll(self, found: int, *, is_expected: bool) -> None:
         """Poll often after many rows whose due time was not known here, as a bulk retry makes them due in steps."""
@@ -183,7 +202,9 @@ class ParkedClaims:
         self._suspected_at, self._suspects, self.suspect_was_last = now, bool(claimed), bool(claimed)
         return claimed
 
-    async def _claim(self, most: int, heads: Sequence[str], *, suspects: bool = False) -> list[ClaimedRow]:
+    async def _claim(
+        self, most: int, heads: Sequence[str], *, suspects: bool = False, after: RowPlace | None = None
+    ) -> list[ClaimedRow]:
         """Claim at most ``most`` rows.
 
         These are fewer after a claim that failed, and none if this one fails.
@@ -194,8 +215,9 @@ class ParkedClaims:
         try:
             await self._give_doubtful_back()
             self._doubtful.append(lease)
+            most = min(most, size.rows)
             with timed(context.measures.claim):
-                claimed = await self._fetch(lease, lease_seconds, min(most, size.rows), heads, suspects=suspects)
+                claimed = await self._fetch(lease, lease_seconds, most, heads, suspects=suspects, after=after)
         except StatementFailed as error:
             if size.failed.bit_count() <= 1:  # fewer and fewer lines while claims fail
                 self._log.warning("rows.claim_failed", sink=context.spec.name, reason=str(error), rows=size.rows)
@@ -207,7 +229,14 @@ class ParkedClaims:
         return [await self.with_payload(row) for row in claimed] if bare else claimed
 
     async def _fetch(
-        self, lease: UUID, lease_seconds: float, most: int, heads: Sequence[str], *, suspects: bool
+        self,
+        lease: UUID,
+        lease_seconds: float,
+        most: int,
+        heads: Sequence[str],
+        *,
+        suspects: bool,
+        after: RowPlace | None,
     ) -> list[ClaimedRow]:
         context, size = self._context, self._size
         claimed = await self._store.claim_rows(
@@ -217,6 +246,7 @@ class ParkedClaims:
             suspects=suspects,
             with_followers=context.sink.keeps_order,
             most_payload=0 if size.bare else MOST_PAYLOAD,
+            after=after,
         )
         return await self._with_tenants(claimed) if context.spec.tenants else claimed
 
@@ -257,3 +287,9 @@ class ParkedClaims:
                 payload, fault = found
                 return row._replace(event=event._replace(payload=payload or b"", fault=fault))
         return row._replace(event=event._replace(fault=f"its payload could not be read: {reason}"))
+
+
+def _end(claimed: Sequence[ClaimedRow]) -> RowPlace | None:
+    """Return the last place of rows that were claimed, or None if some of them may have been found by their keys."""
+    places = [row.place for row in claimed if row.place is not None and not row.ordered]
+    return max(places) if places and len(places) == len(claimed) else None

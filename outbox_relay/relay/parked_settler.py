@@ -120,9 +120,8 @@ class ParkedSettler:
 
     def delivered(self, row: ClaimedRow, verdict: Verdict) -> None:
         """Settle a row that was delivered."""
-        record = None
-        if isinstance(verdict, Delivered):
-            mode = self._context.spec.record_attempts
+        record, mode = None, self._context.spec.record_attempts
+        if isinstance(verdict, Delivered) and (row.tried or mode == "all"):
             record = delivery_record(mode, row.event, verdict, row.attempts, time.monotonic())
         self._done.append((row, record))
         self._wake(row)

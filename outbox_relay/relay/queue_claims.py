@@ -11,7 +11,7 @@ from uuid import UUID
 from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.errors import StatementFailed
-from outbox_relay.postgres.rows import MOST_PAYLOAD, ClaimedRow
+from outbox_relay.postgres.rows import MOST_PAYLOAD, ClaimedRow, RowPlace
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.context import DeliveryContext
 from outbox_relay.relay.parked_claims import ParkedClaims
@@ -84,10 +84,17 @@ class QueueClaims(ParkedClaims):
                 del in_hand[row.event.id]
 
     async def _fetch(
-        self, lease: UUID, lease_seconds: float, most: int, heads: Sequence[str], *, suspects: bool
+        self,
+        lease: UUID,
+        lease_seconds: float,
+        most: int,
+        heads: Sequence[str],
+        *,
+        suspects: bool,
+        after: RowPlace | None,
     ) -> list[ClaimedRow]:
         if suspects:
-            rows = await super()._fetch(lease, lease_seconds, most, heads, suspects=suspects)
+            rows = await super()._fetch(lease, lease_seconds, most, heads, suspects=suspects, after=after)
         else:
             rows = await self._fetch_queued(lease, lease_seconds, most)
         self._in_hand.rows.update((row.event.id, lease) for row in rows)

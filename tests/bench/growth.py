@@ -241,6 +241,7 @@ def _claiming() -> dict[str, Any]:
     return {
         "sink": SINK, "owner": OWNER, "lease": uuid4(), "lease_for": 20.0, "rows": AT_ONCE, "bytes": CHUNK_BYTES,
         "hold": False, "keys": [], "suspects": False, "with_followers": False, "most_payload": None,
+        "after_due": None, "after_id": None,
     }  # fmt: skip
 
 

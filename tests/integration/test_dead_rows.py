@@ -115,6 +115,7 @@ def claiming(**changes: Any) -> dict[str, Any]:
     return {
         "sink": SINK, "owner": OWNER, "lease": uuid4(), "lease_for": 20.0, "rows": 100, "bytes": 1 << 40,
         "hold": False, "keys": [], "suspects": False, "with_followers": False, "most_payload": 1 << 30,
+        "after_due": None, "after_id": None,
         **changes,
     }  # fmt: skip
 

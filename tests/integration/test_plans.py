@@ -296,6 +296,7 @@ def claim(explained: Explained, **changes: Any) -> list[tuple[Any, ...]]:
     parameters: dict[str, Any] = {
         "sink": SINK, "owner": OWNER, "lease": uuid4(), "lease_for": 20.0, "rows": 100, "bytes": AMPLE,
         "hold": False, "keys": [], "suspects": False, "with_followers": False, "most_payload": None,
+        "after_due": None, "after_id": None,
     }  # fmt: skip
     with explained.connection.transaction(force_rollback=True):
         return explained.run("claim_rows", **{**parameters, **changes})
@@ -464,6 +465,7 @@ def claiming(ids: list[int]) -> dict[str, Any]:
     return {
         "sink": SINK, "owner": OWNER, "lease": uuid4(), "lease_for": 20.0, "rows": len(ids), "bytes": AMPLE,
         "hold": False, "keys": [], "suspects": False, "with_followers": False, "most_payload": None,
+        "after_due": None, "after_id": None,
     }  # fmt: skip
 
 
@@ -512,6 +514,22 @@ def test_plans_made_before_the_first_row_look_at_no_more_rows(
     # To servers before 17 a look for each id seems dearer than one through a table that they believe to be small.
     through = 0 if early.connection.info.server_version >= 170000 else PLANNED_EMPTY // 2
     assert len(ids) <= touched <= looks * len(ids) + through
+
+
+def test_a_claim_that_continues_looks_at_no_row_in_flight(early: Early) -> None:
+    """Goes red when each claim of a burst passes by all rows that earlier claims have leased."""
+    due = 1.7e9
+    early.connection.execute(
+        "update outbox.delivery set state = 'waiting', ordered = false, claims = 0, due_at = to_timestamp(%s), "
+        "lease_until = case when id <= 1000 then now() + interval '1 hour' end where sink = %s", (due, SINK),
+    )  # fmt: skip
+    early.connection.execute("vacuum analyze outbox.delivery")
+    asked = claiming([1] * 10)
+    from_start, found = early.touched("claim_rows", **asked)
+    assert (found, from_start >= 1000) == (10, True)
+    touched, found = early.touched("claim_rows", **{**asked, "after_due": due, "after_id": 1000})
+    assert found == 10
+    assert touched <= 20 * 10
 
 
 def test_plans_made_before_the_first_event_look_up_each_tenant(early: Early) -> None:

@@ -348,14 +348,18 @@ def add(connection: Connection, sink: str, event: int, key: str | None = "k", **
 
 
 def claim(connection: Connection, sink: str, **changes: Any) -> list[tuple[Any, ...]]:
-    """Claim, of the heads of all keys unless ``keys`` are given, and return the rows in id order."""
+    """Claim, of the heads of all keys unless ``keys`` are given, and return the rows in id order.
+
+    The last two columns, when a row was due and whether it was tried, are left out.
+    """
     parameters: dict[str, Any] = {
         "sink": sink, "owner": ME, "lease": uuid4(), "lease_for": 20.0, "rows": 100, "bytes": AMPLE, "hold": False,
-        "suspects": False, "with_followers": False, "most_payload": None, **changes,
+        "suspects": False, "with_followers": False, "most_payload": None,
+        "after_due": None, "after_id": None, **changes,
     }  # fmt: skip
     if "keys" not in parameters:
         parameters["keys"] = [key for (key,) in call(connection, "held_keys", sink=sink, after=None, most=1000)]
-    return sorted(call(connection, "claim_rows", **parameters))
+    return sorted(row[:-2] for row in call(connection, "claim_rows", **parameters))
 
 
 def claimed(connection: Connection, sink: str, **changes: Any) -> list[int]:
@@ -370,6 +374,40 @@ def test_claimed_row_is_leased_and_counted(connection: Connection, sink: str) ->
     assert (row[0], row[4], row[5], row[-2:]) == (1, "k", b"p", (0, 1))
     query = "select owner, lease, claims, lease_until > now() + interval '500 s' from outbox.delivery where sink = %s"
     assert connection.execute(query, (sink,)).fetchall() == [(ME, lease, 1, True)]
+
+
+def test_a_claim_begins_behind_a_place(connection: Connection, sink: str) -> None:
+    """Goes red when a claim that continues skips a row, or looks before its place."""
+    for event in range(1, 6):
+        add(connection, sink, event, key=None, due_in=60.0)
+    due = "update outbox.delivery set due_at = %s::timestamptz where sink = %s and id = any(%s)"
+    for at, events in (("-infinity", [3]), ("2026-01-02", [1, 2]), ("2026-01-03", [4])):
+        connection.execute(due, (at, sink, events))
+    found: list[int] = []
+    place: tuple[float | None, int | None] = (None, None)
+    for _ in range(4):
+        [row] = call(
+            connection, "claim_rows", sink=sink, owner=ME, lease=uuid4(), lease_for=20.0, rows=1, bytes=AMPLE, keys=[],
+            hold=False, suspects=False, with_followers=False, most_payload=AMPLE, after_due=place[0], after_id=place[1],
+        )  # fmt: skip
+        found.append(row[0])
+        place = row[-2], row[0]
+    assert found == [3, 1, 2, 4]
+    connection.execute("update outbox.delivery set lease_until = null where sink = %s", (sink,))
+    assert claimed(connection, sink, after_due=place[0], after_id=place[1]) == [], "none is behind the last one"
+    assert claimed(connection, sink) == [1, 2, 3, 4]
+
+
+def test_a_claim_tells_which_events_were_tried(connection: Connection, sink: str) -> None:
+    """An operator's retry lets attempts and claims begin again, so that they do not show it."""
+    add(connection, sink, 1)
+    add(connection, sink, 2)
+    connection.execute("update outbox.delivery set last_attempt_at = now() where sink = %s and id = 2", (sink,))
+    rows = call(
+        connection, "claim_rows", sink=sink, owner=ME, lease=uuid4(), lease_for=20.0, rows=2, bytes=AMPLE, keys=[],
+        hold=False, suspects=False, with_followers=True, most_payload=AMPLE, after_due=None, after_id=None,
+    )  # fmt: skip
+    assert {row[0]: row[-1] for row in rows} == {1: False, 2: True}
 
 
 @pytest.mark.parametrize(
@@ -718,7 +756,8 @@ BEHIND, CHOSEN = "if with_followers", "chosen := array(\n            select c.id
 def claim_that_pauses(connection: Connection, before: str = CHOSEN) -> Generator[None]:
     """``outbox.claim_rows`` waits for ``PAUSE`` between looking for held rows and locking them, inside the block."""
     [(original,)] = connection.execute(
-        "select pg_get_functiondef(oid) from pg_proc where proname = 'claim_rows'"
+        "select pg_get_functiondef(oid) from pg_proc where proname = 'claim_rows' and prolang = "
+        "(select oid from pg_language where lanname = 'plpgsql')"
     ).fetchall()
     paused = original.replace(before, f"perform pg_advisory_xact_lock({PAUSE});\n{before}", 1)
     assert paused != original

@@ -19,6 +19,7 @@ LAST_OF = {
     19: "6f706273073fbedcfbd7b2ec68b6002def81feb5",
     20: "6dbb60501b58a2ac53976bcd7964ba748462878d",
     26: "d3afcbafe3184e684cc9a0a698acc9ae7e1f2150",
+    28: "544615dd726b7e50736d4f922f22ff4ad645eaea",
 }
 """The last commit of each earlier version of the schema that was in use: the numbers between them came together.
 
@@ -32,6 +33,7 @@ VERSION_IN = {
     19: "outbox_relay.postgres.schema_versions",
     20: "outbox_relay.postgres.schema_versions",
     26: "outbox_relay.postgres.schema_versions",
+    28: "outbox_relay.postgres.schema_versions",
 }
 """The module of each that knows the version of its schema."""
 PARTS = ("outbox_relay", "schema")

@@ -19,7 +19,8 @@ from outbox_relay.domain.in_flight import Chunk
 from outbox_relay.domain.measures import SinkMeasures
 from outbox_relay.domain.outcomes import DELIVERED
 from outbox_relay.domain.window import BEGINNING, Position
-from outbox_relay.postgres.rows import ClaimedRow, DeliveredRow
+from outbox_relay.postgres.rows import ClaimedRow, DeliveredRow, RowPlace
+from outbox_relay.relay import parked_claims
 from outbox_relay.relay.breaker import Permit
 from outbox_relay.relay.context import CallResult
 from outbox_relay.relay.dispatch_requests import RequestDispatcher
@@ -298,6 +299,55 @@ async def test_claims_lock_no_more_scheduled_rows_than_they_get() -> None:
     for _ in found:
         await parked.claims.claim(1000)
     assert asked == [1000, 100, 100, 1000, 1000, 1000]
+
+
+async def test_a_claim_begins_where_a_full_one_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goes red when rows in flight are looked at again, or rows that came back are never looked at."""
+    parked, places, now = _parked(), list[RowPlace | None](), [5.0]
+    monkeypatch.setattr(parked_claims, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    one = _row(key=None, ordered=False)._replace(due=8.0)
+    rows = [one._replace(event=one.event._replace(id=number)) for number in range(1, 5)]
+    ordered = [_row(key="k", ordered=True)._replace(due=9.0)] * 4
+    found = [rows, rows[::-1], rows[:3], rows, ordered, rows, rows, rows]
+    end = RowPlace(8.0, 4)
+
+    async def claim_rows(*_: Any, **options: Any) -> list[ClaimedRow]:
+        places.append(options["after"])
+        return found[len(places) - 1]
+
+    parked.store.claim_rows, parked.store.now = claim_rows, lambda: datetime.now(UTC)
+    parked.claims._swept_at = parked.claims._suspected_at = float("inf")  # pyright: ignore[reportPrivateUsage]
+    for _ in found[:6]:
+        await parked.claims.claim(4)
+    assert places == [None, end, end, None, end, None], "the first place follows rows that are not full, or ordered"
+    parked.claims.follow([_row(key="k", ordered=True)])
+    await parked.claims.claim(4)
+    now[0] += 1.0
+    await parked.claims.claim(4)
+    assert places[6:] == [None, None], "after a row of a key, and after a second"
+
+
+async def test_the_first_rows_are_looked_for_at_once_behind_the_last_one() -> None:
+    """Goes red when rows that came back before the place of a claim wait for the next poll."""
+    parked, places = _parked(), list[RowPlace | None]()
+    rows = [_row(key=None, ordered=False)._replace(due=8.0)] * 4
+
+    async def claim_rows(*_: Any, **options: Any) -> list[ClaimedRow]:
+        places.append(options["after"])
+        return rows if len(places) == 1 else []
+
+    parked.store.claim_rows, parked.store.now = claim_rows, lambda: datetime.now(UTC)
+    parked.claims._swept_at = parked.claims._suspected_at = float("inf")  # pyright: ignore[reportPrivateUsage]
+    async with asyncio.timeout(5):
+        for _ in range(3):
+            await parked.claims.wait_until_due()
+            await parked.claims.claim(4)
+    assert places == [None, rows[0].place, None]
+    waiting = asyncio.ensure_future(parked.claims.wait_until_due())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not waiting.done(), "nothing is due"
+    waiting.cancel()
 
 
 @pytest.mark.parametrize(("found", "waits"), [(4, False), (3, True), (0, True)])

@@ -7,7 +7,7 @@ select c.id, c.shard, c.uid, c.type, c.key, c.payload, c.content_type, c.headers
             where e.id = c.id and e.shard = c.shard and e.created_at = c.created_at
             limit 1
        ) end as event_tenant,
-       c.ordered, c.attempts, c.claims, c.place, c.tenant
+       c.ordered, c.attempts, c.claims, c.tried, c.place, c.tenant
   from outbox.claim_queued(%(sink)s::text, %(owner)s::uuid, %(lease)s::uuid, %(lease_for)s::double precision,
                            %(rows)s::integer, %(bytes)s::bigint, %(most_payload)s::bigint, %(fair)s::boolean,
                            %(after_tenant)s::text) c

@@ -1,0 +1,355 @@
+-- A claim can begin where the last one ended, and tells which events were tried before. Relays of earlier versions work on this
+-- schema.
+
+-- As in version 21, and a claim can begin behind the place where the last one ended, so that it does not pass by the rows in
+-- flight again: of the rows that wait, only those behind `after_due` and `after_id` are looked at, or all if these are null.
+-- `due` is when a row was due. Times are in seconds since 1970. `tried` says whether there was an attempt before.
+create function outbox.claim_rows(
+    sink_name text, owner_id uuid, lease_id uuid, lease_for double precision, most_rows integer, most_bytes bigint,
+    hold boolean, keys text[], sweep boolean, suspects boolean, with_followers boolean, most_payload bigint,
+    after_due double precision, after_id bigint
+) returns table (
+    id bigint, shard smallint, uid text, type text, key text, payload bytea, content_type text, headers text,
+    deliver_at timestamptz, created_at timestamptz, ordered boolean, attempts integer, claims integer, fault text,
+    due double precision, tried boolean
+)
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set jit = off
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+#variable_conflict use_column
+declare
+    first_time constant timestamptz := '0001-01-01 00:00:00+00';
+    last_time constant timestamptz := '9999-01-01 00:00:00+00';
+    ceiling constant bigint := case when most_payload is not null then least(most_payload, outbox.payload_ceiling()) end;
+    after_time constant timestamptz := to_timestamp(after_due);
+    waiting bigint[];
+    held bigint[];
+    behind bigint[] := '{}';
+    chosen bigint[];
+    scheduled bigint[];
+    counted integer := case when outbox.known_down(sink_name) then 0 else 1 end;
+begin
+    if suspects then
+        chosen := array(
+            select d.id from outbox.delivery d
+             where d.sink = sink_name and d.suspect and d.state <> 'dead' and d.due_at <= now()
+               and (d.lease_until is null or d.lease_until <= now())
+               and (not d.ordered or (
+                    not exists (
+                        select from outbox.delivery f
+                         where f.sink = sink_name and f.key = d.key and f.id < d.id and f.ordered and f.state <> 'dead')
+                    and not (hold and coalesce(outbox.first_dead(sink_name, d.key) < d.id, false))))
+             order by d.due_at, d.id
+             limit 1
+               for update skip locked
+        );
+    else
+        -- Rows that are passed by are due later, so that those behind them come next.
+        for turn in 1..25 loop
+            waiting := array(
+                select d.id from outbox.delivery d
+                 where d.sink = sink_name and d.state = 'waiting' and d.due_at <= now()
+                   and (d.due_at, d.id) > (coalesce(after_time, '-infinity'), coalesce(after_id, 0))
+                   and (d.lease_until is null or d.lease_until <= now()) and not d.suspect
+                   and (not d.ordered or (
+                        not exists (
+                            select from outbox.delivery f
+                             where f.sink = sink_name and f.key = d.key and f.id < d.id and f.ordered and f.state <> 'dead')
+                        and not (hold and coalesce(outbox.first_dead(sink_name, d.key) < d.id, false))))
+                 order by d.due_at, d.id
+                 limit most_rows
+                   for update skip locked
+            );
+            exit when waiting = '{}';
+            scheduled := array(
+                select d.id from outbox.delivery d
+                 where d.sink = sink_name and d.id = any (waiting) and outbox.is_untouched(d));
+            exit when scheduled = '{}';
+            waiting := array(select w from unnest(waiting) w where w <> all (scheduled))
+                       || outbox.take_scheduled(sink_name, scheduled);
+            exit when waiting <> '{}';
+        end loop;
+        if sweep then
+            keys := array(select k.key from outbox.held_keys(sink_name, null, null) k);
+        end if;
+        held := array(
+            select h.id from unnest(keys) k (key)
+             cross join lateral (
+                select d.id, d.state, d.due_at, d.lease_until, d.suspect from outbox.delivery d
+                 where d.sink = sink_name and d.key = k.key and d.ordered and d.state <> 'dead'
+                 order by d.id limit 1
+             ) h
+             where h.state = 'held' and h.due_at <= now()
+               and (h.lease_until is null or h.lease_until <= now()) and not h.suspect
+               and not (hold and coalesce(outbox.first_dead(sink_name, k.key) < h.id, false))
+             limit most_rows
+        );
+        if with_followers and cardinality(waiting || held) between 1 and most_rows - 1 then
+            behind := array(
+                select r.id from outbox.delivery h
+                 cross join lateral (
+                    select d.id, d.due_at, d.lease_until, d.last_error, d.suspect from outbox.delivery d
+                     where d.sink = sink_name and d.key = h.key and d.ordered and d.id > h.id and d.state <> 'dead'
+                     order by d.id limit most_rows / cardinality(waiting || held)
+                 ) r
+                 where h.sink = sink_name and h.id = any (waiting || held) and h.ordered and h.last_error is null
+                   and r.last_error is null and not r.suspect and r.due_at <= now()
+                   and (r.lease_until is null or r.lease_until <= now())
+            );
+        end if;
+        chosen := array(
+            select c.id from (
+                select b.id, b.follows, sum(b.bytes) over (order by b.follows, b.id) - b.bytes as before
+                  from (
+                    select d.id, d.id = any (behind) as follows,
+                           case when octet_length(d.payload) > ceiling then 0
+                                else coalesce(octet_length(d.payload), 0) end
+                           + coalesce(octet_length(d.key), 0)
+                           + case when d.headers is null then 0 else octet_length(d.headers::text) end as bytes
+                      from outbox.delivery d
+                     where d.sink = sink_name and d.id = any (waiting || held || behind)
+                  ) b
+            ) c
+            where c.before < most_bytes or c.before <= 0
+            order by c.follows, c.id
+            limit most_rows
+        );
+        -- A statement of its own: joined to the change, a plan made while there was no row goes through all rows of the
+        -- sink for each row that is claimed.
+        if held <> '{}' or behind <> '{}' then
+            chosen := array(
+                select l.id from outbox.delivery l
+                 where l.sink = sink_name and l.id = any (chosen) and l.state <> 'dead' and l.due_at <= now()
+                   and (l.lease_until is null or l.lease_until <= now())
+                   for update skip locked
+            );
+        end if;
+        -- A row that must wait, or was claimed by another relay since it was looked for, may come before what is locked
+        -- here.
+        if behind <> '{}' then
+            chosen := array(
+                select i.id from (
+                    select l.key, l.ordered, array_agg(l.id) as ids,
+                           case when hold and l.ordered then outbox.first_dead(sink_name, l.key) end as dead
+                      from outbox.delivery l
+                     where l.sink = sink_name and l.id = any (chosen) group by l.key, l.ordered
+                ) c
+                 left join lateral (
+                    select f.id from outbox.delivery f
+                     where f.sink = sink_name and f.key = c.key and f.ordered and f.state <> 'dead'
+                       and f.id <> all (c.ids)
+                     order by f.id limit 1
+                ) other on c.ordered
+                 cross join lateral unnest(c.ids) i (id)
+                 where (other.id is null or i.id < other.id) and (c.dead is null or i.id < c.dead)
+            );
+        end if;
+    end if;
+    return query
+    update outbox.delivery d
+       set owner = owner_id, lease = lease_id, lease_until = clock_timestamp() + lease_for * interval '1 second',
+           claims = least(d.claims::bigint + counted, 2147483647)::integer
+     where d.sink = sink_name and d.id = any (chosen)
+    returning d.id, d.shard, d.uid::text, d.type, d.key,
+              case when ceiling is null
+                     or octet_length(d.payload) <= ceiling
+                        and (d.deliver_at is null or d.deliver_at >= first_time and d.deliver_at < last_time)
+                   then d.payload end,
+              d.content_type, d.headers::text,
+              case when ceiling is null or d.deliver_at >= first_time and d.deliver_at < last_time then d.deliver_at end,
+              case when ceiling is null then d.created_at
+                   else greatest(first_time, least(d.created_at, last_time - interval '1 second')) end,
+              d.ordered, d.attempts, d.claims,
+              case when ceiling is not null and (d.deliver_at < first_time or d.deliver_at >= last_time)
+                   then 'deliver_at lies outside the years 1 to 9998'
+                   when ceiling is not null and d.payload is null then 'payload is null'
+                   when octet_length(d.payload) > ceiling
+                   then format('payload has %s bytes, more than the ceiling of %s', octet_length(d.payload), ceiling)
+              end,
+              extract(epoch from d.due_at)::double precision, d.last_attempt_at is not null;
+end
+$$;
+
+-- For relays of earlier versions.
+create or replace function outbox.claim_rows(
+    sink_name text, owner_id uuid, lease_id uuid, lease_for double precision, most_rows integer, most_bytes bigint,
+    hold boolean, keys text[], sweep boolean, suspects boolean, with_followers boolean, most_payload bigint default null
+) returns table (
+    id bigint, shard smallint, uid text, type text, key text, payload bytea, content_type text, headers text,
+    deliver_at timestamptz, created_at timestamptz, ordered boolean, attempts integer, claims integer, fault text
+)
+language sql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+    select c.id, c.shard, c.uid, c.type, c.key, c.payload, c.content_type, c.headers, c.deliver_at, c.created_at, c.ordered,
+           c.attempts, c.claims, c.fault
+      from outbox.claim_rows(sink_name, owner_id, lease_id, lease_for, most_rows, most_bytes, hold, keys, sweep, suspects,
+                             with_followers, most_payload, null, null) c
+$$;
+
+-- As in version 24, and `tried` says whether there was an attempt before. Relays of earlier versions do not ask for it.
+drop function outbox.claim_queued(text, uuid, uuid, double precision, integer, bigint, bigint, boolean, text);
+create function outbox.claim_queued(
+    sink_name text, owner_id uuid, lease_id uuid, lease_for double precision, most_rows integer, most_bytes bigint,
+    most_payload bigint, fair boolean, after_tenant text
+) returns table (
+    id bigint, shard smallint, uid text, type text, key text, payload bytea, content_type text, headers text,
+    deliver_at timestamptz, created_at timestamptz, ordered boolean, attempts integer, claims integer, fault text,
+    place integer, tenant text, tried boolean
+)
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set jit = off
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_sort = off
+set enable_incremental_sort = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+#variable_conflict use_column
+declare
+    first_time constant timestamptz := '0001-01-01 00:00:00+00';
+    last_time constant timestamptz := '9999-01-01 00:00:00+00';
+    most_tenants constant integer := 2000;
+    most_passed constant integer := 2000;
+    most_scheduled constant integer := 100;  -- of which outbox.take_scheduled locks the uids
+    ceiling constant bigint := least(most_payload, outbox.payload_ceiling());
+    counted constant integer := case when outbox.known_down(sink_name) then 0 else 1 end;
+    due constant bigint[] := outbox.due_rows(sink_name, least(most_rows, 200));
+    met bigint[];
+    early bigint[];
+    scheduled bigint[];
+    chosen bigint[];
+    tenants text[] := '{}';
+    walk_end text := after_tenant;
+    wrapped boolean := after_tenant is null;
+    finished boolean := false;
+    walked integer := 0;
+    passed integer := 0;
+begin
+    most_rows := least(greatest(coalesce(most_rows, 1), 1), 10000);
+    if due <> '{}' then
+        update outbox.delivery d set ready = true where d.sink = sink_name and d.id = any (due);
+    end if;
+    loop
+        chosen := '{}';
+        if fair then
+            tenants := outbox.next_tenants(sink_name, walk_end, case when wrapped then after_tenant end, most_rows, false);
+            if cardinality(tenants) < most_rows and not wrapped then
+                wrapped := true;
+                tenants := tenants
+                    || outbox.next_tenants(sink_name, null, after_tenant, most_rows - cardinality(tenants), false);
+            end if;
+            finished := cardinality(tenants) < most_rows;
+            walked := walked + cardinality(tenants);
+            walk_end := coalesce(tenants[cardinality(tenants)], walk_end);
+            with locked as materialized (
+                select r.id, r.early, r.untouched, r.n, t.n as turn
+                  from unnest(tenants) with ordinality t (tenant, n)
+                 cross join lateral (
+                    select l.*, row_number() over () as n
+                      from (
+                        select d.id, d.due_at > now() as early, outbox.is_untouched(d) as untouched
+                          from outbox.delivery d
+                         where d.sink = sink_name and d.tenant = t.tenant and d.ready and d.state = 'waiting' and not d.suspect
+                           and (d.lease_until is null or d.lease_until <= now())
+                         order by d.priority desc, d.due_at, d.id
+                         limit (most_rows + cardinality(tenants) - 1) / cardinality(tenants)
+                           for update skip locked
+                      ) l
+                 ) r
+            )
+            select array_agg(l.id order by l.n, l.turn), array_agg(l.id) filter (where l.early),
+                   array_agg(l.id) filter (where l.untouched and not l.early)
+              into met, early, scheduled from locked l;
+        else
+            with locked as materialized (
+                select d.id, d.due_at > now() as early, outbox.is_untouched(d) as untouched
+                  from outbox.delivery d
+                 where d.sink = sink_name and d.ready and d.state = 'waiting' and not d.suspect and d.tenant is null
+                   and (d.lease_until is null or d.lease_until <= now())
+                 order by d.priority desc, d.due_at, d.id
+                 limit most_rows
+                   for update skip locked
+            )
+            select array_agg(l.id), array_agg(l.id) filter (where l.early),
+                   array_agg(l.id) filter (where l.untouched and not l.early)
+              into met, early, scheduled from locked l;
+            finished := met is null;
+        end if;
+        chosen := coalesce(met, '{}');
+        if early is not null then
+            update outbox.delivery d set ready = false where d.sink = sink_name and d.id = any (early);
+            chosen := array(select c from unnest(chosen) c where c <> all (early));
+            passed := passed + cardinality(early);
+        end if;
+        if scheduled is not null then
+            met := outbox.take_scheduled(sink_name, array(
+                select c.id from unnest(chosen) with ordinality c (id, place) where c.id = any (scheduled)
+                 order by c.place limit most_scheduled));
+            update outbox.delivery d set ready = false
+             where d.sink = sink_name and d.id = any (scheduled) and d.due_at > now();
+            chosen := array(select c from unnest(chosen) c where c <> all (scheduled) or c = any (met));
+            passed := passed + cardinality(scheduled) - cardinality(met);
+        end if;
+        exit when finished or chosen <> '{}' or walked >= most_tenants or passed >= most_passed;
+    end loop;
+    if chosen = '{}' then
+        if fair or not finished or passed > 0 then
+            return query select 0::bigint, -1::smallint, ''::text, ''::text, null::text, null::bytea, ''::text, null::text,
+                                null::timestamptz, first_time, false, 0, 0, null::text,
+                                case when finished and passed = 0 then 0 else 1 end, walk_end, false;
+        end if;
+        return;
+    end if;
+    chosen := array(
+        select c.id from (
+            select b.id, b.place, sum(b.bytes) over (order by b.place) - b.bytes as before
+              from (
+                select d.id, array_position(chosen, d.id) as place,
+                       case when octet_length(d.payload) > ceiling then 0 else coalesce(octet_length(d.payload), 0) end
+                       + coalesce(octet_length(d.key), 0)
+                       + case when d.headers is null then 0 else octet_length(d.headers::text) end as bytes
+                  from outbox.delivery d
+                 where d.sink = sink_name and d.id = any (chosen)
+              ) b
+        ) c
+        where c.before < most_bytes or c.before <= 0
+        order by c.place
+        limit most_rows
+    );
+    -- The tenant that was served last: one that got no row because of a bound comes first in the next walk.
+    if fair then
+        walk_end := coalesce((select d.tenant from outbox.delivery d
+                               where d.sink = sink_name and d.id = chosen[least(cardinality(chosen), cardinality(tenants))]),
+                             walk_end);
+    end if;
+    return query
+    update outbox.delivery d
+       set owner = owner_id, lease = lease_id, lease_until = clock_timestamp() + lease_for * interval '1 second',
+           claims = least(d.claims::bigint + counted, 2147483647)::integer
+     where d.sink = sink_name and d.id = any (chosen)
+    returning d.id, d.shard, d.uid::text, d.type, d.key,
+              case when octet_length(d.payload) <= ceiling
+                     and (d.deliver_at is null or d.deliver_at >= first_time and d.deliver_at < last_time)
+                   then d.payload end,
+              d.content_type, d.headers::text,
+              case when d.deliver_at >= first_time and d.deliver_at < last_time then d.deliver_at end,
+              greatest(first_time, least(d.created_at, last_time - interval '1 second')),
+              d.ordered, d.attempts, d.claims,
+              case when d.deliver_at < first_time or d.deliver_at >= last_time
+                   then 'deliver_at lies outside the years 1 to 9998'
+                   when d.payload is null then 'payload is null'
+                   when octet_length(d.payload) > ceiling
+                   then format('payload has %s bytes, more than the ceiling of %s', octet_length(d.payload), ceiling)
+              end,
+              array_position(chosen, d.id), case when fair then walk_end end, d.last_attempt_at is not null;
+end
+$$;
