@@ -192,7 +192,7 @@ as $$
                              with_followers, most_payload, null, null) c
 $$;
 
--- As in version 24, and `tried` says whether there was an attempt before. Relays of earlier versions do not ask for it.
+-- As in version 24, and `tried` says whether there was an attempt before, for which relays of earlier versions do not ask.
 drop function outbox.claim_queued(text, uuid, uuid, double precision, integer, bigint, bigint, boolean, text);
 create function outbox.claim_queued(
     sink_name text, owner_id uuid, lease_id uuid, lease_for double precision, most_rows integer, most_bytes bigint,
@@ -313,12 +313,12 @@ begin
         select c.id from (
             select b.id, b.place, sum(b.bytes) over (order by b.place) - b.bytes as before
               from (
-                select d.id, array_position(chosen, d.id) as place,
+                select d.id, n.place,
                        case when octet_length(d.payload) > ceiling then 0 else coalesce(octet_length(d.payload), 0) end
                        + coalesce(octet_length(d.key), 0)
                        + case when d.headers is null then 0 else octet_length(d.headers::text) end as bytes
-                  from outbox.delivery d
-                 where d.sink = sink_name and d.id = any (chosen)
+                  from unnest(chosen) with ordinality n (id, place)
+                  join outbox.delivery d on d.sink = sink_name and d.id = n.id
               ) b
         ) c
         where c.before < most_bytes or c.before <= 0
@@ -335,7 +335,8 @@ begin
     update outbox.delivery d
        set owner = owner_id, lease = lease_id, lease_until = clock_timestamp() + lease_for * interval '1 second',
            claims = least(d.claims::bigint + counted, 2147483647)::integer
-     where d.sink = sink_name and d.id = any (chosen)
+      from unnest(chosen) with ordinality n (id, place)
+     where d.sink = sink_name and d.id = n.id
     returning d.id, d.shard, d.uid::text, d.type, d.key,
               case when octet_length(d.payload) <= ceiling
                      and (d.deliver_at is null or d.deliver_at >= first_time and d.deliver_at < last_time)
@@ -350,6 +351,6 @@ begin
                    when octet_length(d.payload) > ceiling
                    then format('payload has %s bytes, more than the ceiling of %s', octet_length(d.payload), ceiling)
               end,
-              array_position(chosen, d.id), case when fair then walk_end end, d.last_attempt_at is not null;
+              n.place::integer, case when fair then walk_end end, d.last_attempt_at is not null;
 end
 $$;

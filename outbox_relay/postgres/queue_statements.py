@@ -125,7 +125,7 @@ class QueueStatements(Database):
         if shard < 0:
             return QueueClaim([], tenant, unfinished=place > 0)
         found.sort(key=lambda row: row[-2])
-        rows_claimed = [ClaimedRow(StoredEvent(*row[:-6]), *row[-6:-3], lease, row[-3]) for row in found]
+        rows_claimed = [ClaimedRow._make((StoredEvent(*row[:-6]), *row[-6:-3], lease, row[-3], None)) for row in found]
         return QueueClaim(rows_claimed, tenant)
 
     async def give_claimed_back(self, sink: str, rows: Iterable[tuple[int, UUID]]) -> int:

@@ -57,9 +57,14 @@ class WorkerPool:
     @property
     def prefetch(self) -> int:
         """The number of calls that may wait in the workers: none while one of them cannot begin a call."""
-        processes = self._processes.values()
-        ready = len(processes) == self._workers and all(each.accepts and each.is_async for each in processes)
-        return sum(map(self._ahead, processes)) if ready else 0
+        ahead = 0
+        if not self._prefetches or len(self._processes) < self._workers:
+            return ahead
+        for process in self._processes.values():  # a plain loop, since this is asked for each call
+            if not (process.is_async and process.accepts):
+                return 0
+            ahead += self._ahead(process)
+        return ahead
 
     @property
     def processes(self) -> list[WorkerProcess]:
