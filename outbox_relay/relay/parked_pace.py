@@ -14,7 +14,7 @@ PAUSE_SECONDS = 0.001
 """Maximum wait of a request for the one before it. A destination that takes longer gets more of them at once."""
 CLAIM_SECONDS = 0.025
 """Time in which the rows of one claim begin. A claim of more rows is one long statement."""
-FAIR_CLAIM_SECONDS = 0.01
+FAIR_CLAIM_SECONDS = 0.005
 """The same where tenants take turns: a row that a tenant adds waits for the rows that were claimed before."""
 BATCH_ROWS = 100
 """Number of rows in one claim for a sink that takes batches, while the log flows."""
