@@ -3,11 +3,14 @@
 
 -- As in version 21, and a claim can begin behind the place where the last one ended, so that it does not pass by the rows in
 -- flight again: of the rows that wait, only those behind `after_due` and `after_id` are looked at, or all if these are null.
--- `due` is when a row was due. Times are in seconds since 1970. `tried` says whether there was an attempt before.
+-- `due` is when a row was due. Times are in seconds since 1970. `tried` says whether there was an attempt before. Relays of
+-- earlier versions pass no place, and ask for the other columns alone.
+drop function outbox.claim_rows(
+    text, uuid, uuid, double precision, integer, bigint, boolean, text[], boolean, boolean, boolean, bigint);
 create function outbox.claim_rows(
     sink_name text, owner_id uuid, lease_id uuid, lease_for double precision, most_rows integer, most_bytes bigint,
-    hold boolean, keys text[], sweep boolean, suspects boolean, with_followers boolean, most_payload bigint,
-    after_due double precision, after_id bigint
+    hold boolean, keys text[], sweep boolean, suspects boolean, with_followers boolean, most_payload bigint default null,
+    after_due double precision default null, after_id bigint default null
 ) returns table (
     id bigint, shard smallint, uid text, type text, key text, payload bytea, content_type text, headers text,
     deliver_at timestamptz, created_at timestamptz, ordered boolean, attempts integer, claims integer, fault text,
@@ -173,23 +176,6 @@ begin
               end,
               extract(epoch from d.due_at)::double precision, d.last_attempt_at is not null;
 end
-$$;
-
--- For relays of earlier versions.
-create or replace function outbox.claim_rows(
-    sink_name text, owner_id uuid, lease_id uuid, lease_for double precision, most_rows integer, most_bytes bigint,
-    hold boolean, keys text[], sweep boolean, suspects boolean, with_followers boolean, most_payload bigint default null
-) returns table (
-    id bigint, shard smallint, uid text, type text, key text, payload bytea, content_type text, headers text,
-    deliver_at timestamptz, created_at timestamptz, ordered boolean, attempts integer, claims integer, fault text
-)
-language sql volatile
-set search_path = pg_catalog, pg_temp
-as $$
-    select c.id, c.shard, c.uid, c.type, c.key, c.payload, c.content_type, c.headers, c.deliver_at, c.created_at, c.ordered,
-           c.attempts, c.claims, c.fault
-      from outbox.claim_rows(sink_name, owner_id, lease_id, lease_for, most_rows, most_bytes, hold, keys, sweep, suspects,
-                             with_followers, most_payload, null, null) c
 $$;
 
 -- As in version 24, and `tried` says whether there was an attempt before, for which relays of earlier versions do not ask.

@@ -756,8 +756,7 @@ BEHIND, CHOSEN = "if with_followers", "chosen := array(\n            select c.id
 def claim_that_pauses(connection: Connection, before: str = CHOSEN) -> Generator[None]:
     """``outbox.claim_rows`` waits for ``PAUSE`` between looking for held rows and locking them, inside the block."""
     [(original,)] = connection.execute(
-        "select pg_get_functiondef(oid) from pg_proc where proname = 'claim_rows' and prolang = "
-        "(select oid from pg_language where lanname = 'plpgsql')"
+        "select pg_get_functiondef(oid) from pg_proc where proname = 'claim_rows'"
     ).fetchall()
     paused = original.replace(before, f"perform pg_advisory_xact_lock({PAUSE});\n{before}", 1)
     assert paused != original

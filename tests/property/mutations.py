@@ -63,17 +63,13 @@ class Mutation(NamedTuple):
 
 
 def newest_definition(function: str, root: Path) -> tuple[Path, int, int]:
-    """Return the migration that defines `function` last, and the offsets of the definition.
-
-    Of several functions of that name in it, the longest is meant: those for relays of earlier versions call it.
-    """
+    """Return the migration that defines `function` last, and the offsets of the definition."""
     created = re.compile(
         rf"^create (?:or replace )?function {re.escape(function)}\(.*?^\$\$;$", re.MULTILINE | re.DOTALL
     )
     for file in sorted((root / "schema").glob("[0-9]*.sql"), reverse=True):
         if found := [*created.finditer(file.read_text(encoding="utf-8"))]:
-            longest = max(found, key=lambda match: len(match[0]))
-            return file, longest.start(), longest.end()
+            return file, found[-1].start(), found[-1].end()
     raise RuntimeError(f"no migration defines {function}")
 
 
