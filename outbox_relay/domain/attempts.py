@@ -43,13 +43,14 @@ class AttemptRecord(NamedTuple):
 
 
 def delivery_record(
-    record: RecordAttempts, event: StoredEvent, verdict: Delivered, failures: int, now: float
+    record: RecordAttempts, event: StoredEvent, verdict: Delivered, failures: int, now: float, *, tried: bool = True
 ) -> AttemptRecord | None:
     """Return the record of a delivery after ``failures`` counted attempts, or None if it is not recorded.
 
-    With "failures" it is written only if the event was tried before, which the row shows.
+    With "failures" it is written only if the event was tried before. ``tried`` is False if it is known that it was
+    not. Otherwise the row shows it when the record is written.
     """
-    if record == "none":
+    if record == "none" or (record == "failures" and not tried):
         return None
     return AttemptRecord(
         *(event.id, event.uid, next_attempt(failures), "delivered", now),

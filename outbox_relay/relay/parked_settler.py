@@ -120,9 +120,10 @@ class ParkedSettler:
 
     def delivered(self, row: ClaimedRow, verdict: Verdict) -> None:
         """Settle a row that was delivered."""
-        record, mode = None, self._context.spec.record_attempts
-        if isinstance(verdict, Delivered) and (row.tried or mode == "all"):
-            record = delivery_record(mode, row.event, verdict, row.attempts, time.monotonic())
+        record = None
+        if isinstance(verdict, Delivered):
+            mode = self._context.spec.record_attempts
+            record = delivery_record(mode, row.event, verdict, row.attempts, time.monotonic(), tried=row.tried)
         self._done.append((row, record))
         self._wake(row)
 

@@ -26,7 +26,7 @@ START_VARIABLES = ("PYTHON", "LD_", "OTEL_")
 READY_SECONDS = 30
 STOP_SECONDS = 40
 SHOWN_LINES = 20
-"""Log lines of restarted sessions that a failure shows at most."""
+"""Number of warnings and errors of the log that a failure shows at most, the last ones."""
 _RESTARTED = re.compile(r"(sink|part)\.restarted|.+ starts again")
 """The events of a restarted session or another part, today and before events had names."""
 _STOPS = frozenset({signal.SIGTERM, signal.SIGINT})
@@ -171,7 +171,7 @@ class RelayService:
         undeclared = {reason: count for reason, count in found.items() if reason not in self.expects}
         assert not undeclared, (
             f"{self.config.stem}: sessions restarted that this test did not cause: {undeclared}\n"
-            + "\n".join(json.dumps(line) for line in self._warnings()[:SHOWN_LINES])
+            + "\n".join(json.dumps(line) for line in self._warnings()[-SHOWN_LINES:])
         )
 
     def _warnings(self) -> list[dict[str, Any]]:

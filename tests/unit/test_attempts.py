@@ -74,6 +74,13 @@ def test_a_delivery_has_a_record_unless_none_is_wanted(record: RecordAttempts, f
     assert found == (wanted if recorded else None)
 
 
+@pytest.mark.parametrize(("record", "recorded"), [("none", False), ("failures", False), ("all", True)])
+def test_a_delivery_without_an_attempt_before_is_no_end_of_failures(record: RecordAttempts, recorded: bool) -> None:
+    """Goes red when each delivery carries a record that the database drops, or a wanted one is missing."""
+    found = delivery_record(record, EVENT, Delivered(204, 0.5), 0, NOW, tried=False)
+    assert (found is not None) == recorded
+
+
 def test_a_failure_is_recorded_with_its_details_and_none_of_the_payload() -> None:
     found = failure_record("failures", EVENT, RetryLater(1.0, 2, "answered 500", 500, ATTEMPT), 1, NOW)
     assert found == AttemptRecord(
