@@ -141,7 +141,8 @@ class RelayHarness:
             )
         self._log = log
         self._crashed = False
-        self._broken: list[BaseException] = []
+        self.broken: list[BaseException] = []
+        """Errors of which parts died that no service survives, known at the end."""
         self.tasks: list[asyncio.Task[None]] = []
         """The lease manager, the ticker, one per sink, one per sink for its limits, then the replays, if any."""
 
@@ -259,13 +260,13 @@ class RelayHarness:
     def judge(self) -> None:
         """Raise AssertionError when a part ended for a reason that the test did not declare."""
         undeclared = [f"{error.reason}: {error}" for error in self.ended if error.reason not in self.expects]
-        assert not self._broken, f"parts died of what a service does not survive: {self._broken[:5]!r}"
+        assert not self.broken, f"parts died of what a service does not survive: {self.broken[:5]!r}"
         assert not undeclared, f"sessions ended that this test did not cause: {undeclared[:5]}"
 
     async def crash(self, *, unjudged: bool = False) -> None:
         """End at once, releasing nothing, and :meth:`judge`, unless the test does that later."""
         self._crashed = True
-        self._broken = [error for task in self.tasks if (error := _broke(task)) is not None]
+        self.broken = [error for task in self.tasks if (error := _broke(task)) is not None]
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
@@ -283,13 +284,16 @@ def _broke(task: asyncio.Task[None]) -> BaseException | None:
 
 @asynccontextmanager
 async def running(dsn: str, *sinks: tuple[SinkSpec, Sink], **options: Any) -> AsyncGenerator[RelayHarness]:
-    """A harness that works inside the block and ends with it."""
+    """A harness that works inside the block and ends with it. A failure of the block says which parts died before."""
     harness = RelayHarness(dsn, list(sinks), **options)
     await harness.start()
     try:
         yield harness
-    finally:
+    except BaseException as error:
         await harness.crash(unjudged=True)
+        error.add_note(f"parts of the relay that died: {harness.broken!r}")
+        raise
+    await harness.crash(unjudged=True)
     harness.judge()
 
 
