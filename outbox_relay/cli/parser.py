@@ -6,6 +6,7 @@ import argparse
 import re
 import sys
 from difflib import get_close_matches
+from functools import cache
 from typing import Any, NoReturn
 
 from outbox_relay import __version__
@@ -66,8 +67,9 @@ def _is_of_value(error: BaseException | None) -> bool:
     return isinstance(error, argparse.ArgumentError) and isinstance(error.__context__, argparse.ArgumentTypeError)
 
 
+@cache
 def build() -> argparse.ArgumentParser:
-    """Return the parser. Its result has ``do``, the function that runs the command."""
+    """Return the parser, made once. Its result has ``do``, the function that runs the command."""
     parser = _Parser(
         prog="outbox-relay",
         description="Relay the events of a PostgreSQL transactional outbox to Kafka and webhooks.",
