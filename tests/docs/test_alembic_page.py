@@ -86,7 +86,8 @@ def test_autogenerate_leaves_the_schema_alone(empty_database: Database, tmp_path
     alembic(tmp_path, "check", code=1)
 
 
-@pytest.mark.parametrize("driver", [pytest.param("psycopg", marks=pytest.mark.slow), "psycopg2"])
+@pytest.mark.slow
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
 def test_a_revision_upgrades_a_schema_of_an_earlier_version(
     empty_database: Database, tmp_path: Path, driver: str
 ) -> None:
@@ -98,6 +99,7 @@ def test_a_revision_upgrades_a_schema_of_an_earlier_version(
     assert query(empty_database, "select schema_version from outbox.meta") == [(SCHEMA_VERSION,)]
 
 
+@pytest.mark.slow
 def test_offline_the_script_is_printed(empty_database: Database, tmp_path: Path) -> None:
     environment(tmp_path, empty_database)
     script, _ = alembic(tmp_path, "upgrade", f"base:{FIRST}", "--sql")
@@ -112,6 +114,7 @@ def test_offline_the_script_is_printed(empty_database: Database, tmp_path: Path)
     assert "drop schema outbox cascade;" in script
 
 
+@pytest.mark.slow
 def test_a_schema_with_undelivered_events_is_not_dropped(empty_database: Database, tmp_path: Path) -> None:
     environment(tmp_path, empty_database)
     alembic(tmp_path, "upgrade", "head")

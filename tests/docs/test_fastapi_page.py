@@ -95,6 +95,7 @@ def test_an_order_comes_back_as_an_invoice(database: Database, client: httpx.Cli
     assert "Traceback" not in (tmp_path / "shop.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_refused_order_leaves_no_event(database: Database, client: httpx.Client) -> None:
     assert client.post("/orders", json={"total": 0}).status_code == 422
     with database.connect() as owner:
@@ -114,12 +115,14 @@ def test_a_refused_order_leaves_no_event(database: Database, client: httpx.Clien
     assert again.status_code == 201
 
 
+@pytest.mark.slow
 def test_a_webhook_has_its_effect_once(database: Database, client: httpx.Client) -> None:
     for _ in range(2):
         assert client.post("/webhooks", content=BODY, headers=signed()).status_code == 204
     assert query(database, "select event, order_id, total from invoices") == [(UID, 1, 1250)]
 
 
+@pytest.mark.slow
 def test_a_webhook_that_is_not_the_relays_is_refused(database: Database, client: httpx.Client) -> None:
     other = "whsec_" + "A" * 32
     wrong = {"webhook-id": str(UID), "webhook-timestamp": "1", "webhook-signature": "v1,x v1"}
@@ -154,6 +157,7 @@ def test_a_type_that_is_not_handled_is_acknowledged(database: Database, client: 
     assert query(database, "select count(*) from invoices") == [(1,)]
 
 
+@pytest.mark.slow
 def test_an_empty_token_of_the_staff_starts_nothing() -> None:
     command = [sys.executable, str(EXAMPLE / "app.py")]
     environment = {**os.environ, "DATABASE_URL": "postgresql:///", "WEBHOOK_SECRET": SECRET, "STAFF_TOKEN": ""}

@@ -40,6 +40,7 @@ def package(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_page_is_true(package: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "outbox_relay.sinks.contract"]
     done = subprocess.run(

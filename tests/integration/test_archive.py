@@ -101,7 +101,7 @@ def test_the_page_reads_an_archive(owner: Connection, config: Path) -> None:
     assert read == list(zip((event.uid for event in before), payloads, strict=True))
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["jsonl.zst", pytest.param("parquet", marks=pytest.mark.slow)])
 def test_a_day_is_archived_to_s3(database: Database, owner: Connection, tmp_path: Path, form: str) -> None:
     from moto.server import ThreadedMotoServer
 
@@ -126,7 +126,7 @@ def test_a_day_is_archived_to_s3(database: Database, owner: Connection, tmp_path
         server.stop()
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["parquet", pytest.param("jsonl.zst", marks=pytest.mark.slow)])
 def test_a_day_is_archived_to_google_storage(
     database: Database, owner: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:

@@ -96,6 +96,7 @@ def test_a_clock_of_this_machine_that_is_wrong_is_found(database: Database, seco
     assert found["evidence"] in {"by 19.9 s", "by 20.0 s"}
 
 
+@pytest.mark.slow  # has a server of its own
 def test_transaction_ids_that_vacuum_cannot_freeze_are_found() -> None:
     with PostgresServer({"autovacuum_freeze_max_age": FREEZE_MAX_AGE}) as server:
         server.create_database("ageing")

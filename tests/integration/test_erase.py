@@ -148,7 +148,8 @@ async def test_statistics_that_an_owner_asked_for_are_named(books: Ledger) -> No
     assert "_lower_idx" in ended.err
 
 
-@pytest.mark.parametrize("left", [pytest.param(0, marks=pytest.mark.slow), 5])
+@pytest.mark.slow
+@pytest.mark.parametrize("left", [0, 5])
 def test_an_upgrade_drops_statistics_and_builds_no_index(empty_database: Database, tmp_path: Path, left: int) -> None:
     """Goes red when a column that has an index is given its own type."""
     first = schema_up_to(2, tmp_path / "schema")

@@ -66,6 +66,7 @@ def _survives(writers: Writers) -> int:
         return 0
 
 
+@pytest.mark.slow
 def test_events_of_pgbench_arrive_in_order_per_key(
     database: Database, kafka: KafkaBroker, topic: str, tmp_path: Path
 ) -> None:

@@ -127,6 +127,7 @@ async def becomes_stored(server: NatsServer, count: int) -> None:
     await auntil(enough, seconds=60, what=f"{count} events are stored")
 
 
+@pytest.mark.slow
 async def test_events_wait_while_the_server_is_down(database: Database, server: NatsServer, tmp_path: Path) -> None:
     server.kill()
     with relay_of(database, server, tmp_path) as relay:

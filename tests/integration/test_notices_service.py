@@ -198,6 +198,7 @@ def set_paused(database: Database, paused: bool) -> None:
     call(database, "select outbox.set_paused('crm', %s, null, null)", paused)
 
 
+@pytest.mark.slow
 def test_a_relay_of_the_version_before_delivers_no_notice_and_has_them_made(
     database: Database, crm: Receiver, ops: Receiver, tmp_path: Path
 ) -> None:

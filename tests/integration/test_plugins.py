@@ -113,7 +113,8 @@ def delivered(directory: Path) -> set[str]:
     return set(file.read_text().split()) if file.exists() else set()
 
 
-@pytest.mark.parametrize("name", [pytest.param("Odd", marks=pytest.mark.slow), "OddBatches"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Odd", "OddBatches"])
 def test_events_that_harm_a_plugin_end_dead_with_the_reason_and_all_others_arrive(
     database: Database, receiver: Receiver, tmp_path: Path, name: str
 ) -> None:

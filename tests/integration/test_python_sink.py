@@ -122,7 +122,8 @@ TENANTS = {'"fine"': "acme", '"print"': None, '"retry"': "second", '"sure"': "la
 """The tenants of events by their payloads. The last one is scheduled."""
 
 
-@pytest.mark.parametrize("claim", [pytest.param("log", marks=pytest.mark.slow), "rows"])
+@pytest.mark.slow
+@pytest.mark.parametrize("claim", ["log", "rows"])
 def test_a_handler_gets_the_tenant_of_its_event(database: Database, tmp_path: Path, claim: str) -> None:
     """From the log and from rows, at a second attempt, and in a replay. Goes red when one of them does not ask."""
     emit = """select outbox.emit('order.made', %s, tenant => %s,
@@ -296,6 +297,7 @@ def test_an_effect_is_had_once_although_the_relay_is_killed_before_it_settles(
     assert effects_of(database) == [uid]
 
 
+@pytest.mark.slow
 def test_a_relay_has_no_more_connections_of_handlers_than_calls(database: Database, tmp_path: Path) -> None:
     create_effects(database)
     more = f'dsn = "{database.dsn}"\ntransaction = true\nmax_in_flight = 3'
@@ -312,6 +314,7 @@ def test_a_relay_has_no_more_connections_of_handlers_than_calls(database: Databa
 # -- the configuration --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_handler_that_cannot_be_called_is_named_by_the_check_by_status_and_by_readyz(
     database: Database, tmp_path: Path
 ) -> None:

@@ -76,6 +76,7 @@ async def test_views_are_read_whatever_the_database_restricts(database: Database
     await _delivers(database, relay)
 
 
+@pytest.mark.slow  # has a server of its own
 async def test_a_relay_that_may_not_ask_for_the_server_s_identity_names_the_grant(
     own_postgres: PostgresServer,
 ) -> None:
@@ -96,6 +97,7 @@ async def test_a_relay_that_may_not_ask_for_the_server_s_identity_names_the_gran
         await _delivers(database, relay)
 
 
+@pytest.mark.slow  # has a server of its own
 def test_an_owner_who_cannot_give_that_right_says_what_to_run(own_postgres: PostgresServer) -> None:
     own_postgres.create_database("control")
     database = Database(own_postgres, "control")

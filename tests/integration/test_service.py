@@ -60,7 +60,9 @@ def test_it_starts_before_its_database_and_is_ready_when_that_comes(
         assert relay.stop() == 0
 
 
-@pytest.mark.parametrize("fault", ["password", "schema", "newer", "database"])
+@pytest.mark.parametrize(
+    "fault", ["schema", *(pytest.param(fault, marks=pytest.mark.slow) for fault in ("password", "newer", "database"))]
+)
 def test_what_waiting_does_not_mend_ends_it_with_one_line_and_code_2(
     own_postgres: PostgresServer, kafka: KafkaBroker, topic: str, tmp_path: Path, fault: str
 ) -> None:

@@ -338,6 +338,7 @@ def test_a_role_without_the_right_is_told_how_to_get_it(database: Database, rela
     assert inside("sinks", "list", "--dsn", database.dsn_as(relay)).code == 0
 
 
+@pytest.mark.slow
 def test_either_order_of_a_rollout_serves_a_renamed_sink(database: Database, tmp_path: Path) -> None:
     with Receiver() as receiver:
         text = webhook_config(database.dsn, receiver, tmp_path)

@@ -91,6 +91,7 @@ def test_a_collector_that_refuses_is_one_line_with_its_status(
     assert all(headers["api-key"] == "hunter2" for headers in collector.headers)
 
 
+@pytest.mark.slow
 def test_a_collector_that_never_answers_holds_up_neither_deliveries_nor_the_stop(
     database: Database, receiver: Receiver, tmp_path: Path
 ) -> None:
@@ -108,6 +109,7 @@ def test_a_collector_that_never_answers_holds_up_neither_deliveries_nor_the_stop
         assert lost["lost"] == EVENTS
 
 
+@pytest.mark.slow
 def test_without_the_extra_the_log_names_it_and_events_are_delivered(
     database: Database, receiver: Receiver, tmp_path: Path
 ) -> None:

@@ -124,6 +124,7 @@ def test_retries_are_spans_of_their_own_and_a_dead_letter_is_logged_with_its_tra
     assert (line["uid"], line["trace_id"]) == (uid, create.context[0])
 
 
+@pytest.mark.slow
 def test_a_request_without_an_answer_has_the_class_of_its_error(
     database: Database, receiver: Receiver, collector: Collector, tmp_path: Path
 ) -> None:
@@ -226,6 +227,7 @@ def by_topic(collector: Collector, topic: str, count: int) -> list[Span]:
     return collector.named(f"send {topic}")
 
 
+@pytest.mark.slow
 def test_a_batch_has_one_span_with_at_most_128_links(
     database: Database, kafka: KafkaBroker, topic: str, collector: Collector, tmp_path: Path
 ) -> None:
@@ -269,6 +271,7 @@ def created_alone(collector: Collector, uid: str) -> Span:
     return span
 
 
+@pytest.mark.slow
 def test_an_undelivered_batch_says_how_many_failed(
     database: Database, kafka: KafkaBroker, topic: str, collector: Collector, tmp_path: Path
 ) -> None:

@@ -57,7 +57,7 @@ def test_programs_that_fail_say_why(postgres: PostgresServer) -> None:
         postgres.run("initdb", "--pgdata", postgres.data)
 
 
-@pytest.mark.parametrize("mode", ["fast", "immediate", "kill"])
+@pytest.mark.parametrize("mode", ["fast", pytest.param("immediate", marks=pytest.mark.slow), "kill"])
 def test_server_comes_back_with_its_data(own_postgres: PostgresServer, mode: str) -> None:
     with own_postgres.connect() as connection:
         connection.execute("create table kept ()")
