@@ -148,7 +148,8 @@ class ParkedClaims:
         self._context.due_timer.forget(now)
         after = self._place_of_next(now, by_key=bool(heads))
         claimed = await self._claim(most, heads, after=after)
-        self._adapt_poll(len(claimed), is_expected=is_expected)
+        if claimed or after is None:
+            self._adapt_poll(len(claimed), is_expected=is_expected)
         self._scheduled = len(claimed) == SCHEDULED_ROWS and all(row.is_scheduled for row in claimed)
         full = self._scheduled or len(claimed) == most
         self._place = _end(claimed) if full else None
@@ -167,9 +168,9 @@ class ParkedClaims:
     def _place_of_next(self, now: float, *, by_key: bool) -> RowPlace | None:
         """Return the place behind which the next claim looks for rows, or None if it begins at the first one.
 
-        Rows before the place are in flight or must wait, so that a claim would look at them in vain. At least every
+        Most rows before the place are in flight, so that a claim would look at them in vain. At least every
         ``POLL_SECONDS``, and after rows of keys were settled, a claim begins at the first row, since some of them may
-        have come back.
+        have come back, or a scheduled event may have moved the place beyond them.
         """
         if self._place is not None and not by_key and now - self._began_at < POLL_SECONDS:
             return self._place

@@ -426,6 +426,14 @@ PLANNED_EMPTY = 4_000
 """Rows that come after the plans were made."""
 
 
+QUEUED = """
+insert into outbox.delivery
+       (sink, id, shard, state, ordered, due_at, ready, tenant, uid, type, payload, content_type, created_at)
+select 'crm', n, n %% 64, 'waiting', false, now(), true, %(tenant)s, gen_random_uuid(), 't', '{}', 'text/plain', now()
+  from generate_series(%(first)s::bigint, %(last)s) n
+"""
+
+
 @dataclass
 class Early:
     """A connection whose plans were made while log and rows were empty, as those of a relay that waits for work."""
@@ -530,6 +538,25 @@ def test_a_claim_that_continues_looks_at_no_row_in_flight(early: Early) -> None:
     touched, found = early.touched("claim_rows", **{**asked, "after_due": due, "after_id": 1000})
     assert found == 10
     assert touched <= 20 * 10
+
+
+@pytest.mark.parametrize("fair", [False, True], ids=["by priority", "by turns"])
+def test_plans_of_a_queue_made_for_one_row_look_up_each_that_is_claimed(database: Database, *, fair: bool) -> None:
+    """Goes red when a claim goes through all rows of its sink for each row that it claims."""
+    with database.connect(autocommit=True) as connection:
+        connection.execute("alter table outbox.delivery set (autovacuum_enabled = off)")
+        early, tenant = Early(connection), "acme" if fair else None
+        connection.execute(QUEUED, {"first": 1, "last": 1, "tenant": tenant})
+        asked = {
+            "sink": SINK, "owner": OWNER, "lease": uuid4(), "lease_for": 20.0, "rows": 200, "bytes": AMPLE,
+            "most_payload": AMPLE, "fair": fair, "after_tenant": None, "tenants": False,
+        }  # fmt: skip
+        for _ in range(7):
+            assert early.touched("claim_queued", **asked)[1] == 1
+        connection.execute(QUEUED, {"first": 2, "last": PLANNED_EMPTY, "tenant": tenant})
+        touched, found = early.touched("claim_queued", **asked)
+    assert found == 200
+    assert touched <= 5 * 200
 
 
 def test_plans_made_before_the_first_event_look_up_each_tenant(early: Early) -> None:

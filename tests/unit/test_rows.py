@@ -400,6 +400,23 @@ async def test_rows_that_others_make_due_are_looked_for_often_until_none_comes(
     assert seen == intervals
 
 
+async def test_a_claim_behind_a_place_that_finds_no_row_is_no_end_of_a_bulk_retry() -> None:
+    """Goes red when the next step of a bulk retry waits twice as long, since the rest of a step was looked for."""
+    parked, found = _parked(), [20, 0, 0]
+    rows = [_row(key=None, ordered=False)._replace(due=8.0)] * 20
+
+    async def claim_rows(*_: Any, **__: Any) -> list[ClaimedRow]:
+        return rows[: found.pop(0)]
+
+    parked.store.claim_rows, parked.store.now = claim_rows, lambda: datetime.now(UTC)
+    parked.claims._swept_at = parked.claims._suspected_at = float("inf")  # pyright: ignore[reportPrivateUsage]
+    seen = list[float]()
+    while found:
+        await parked.claims.claim(20)
+        seen.append(parked.claims._poll_seconds)  # pyright: ignore[reportPrivateUsage]
+    assert seen == [0.05, 0.05, 0.1]
+
+
 async def test_no_row_is_claimed_while_too_many_outcomes_wait_to_be_written() -> None:
     parked = _parked()
     unsettled = [_row(key=None, ordered=False)] * MOST_UNSETTLED
