@@ -22,6 +22,13 @@ def text(value: str) -> str:
     return value
 
 
+def dsn(value: str) -> str:
+    """Return ``value`` unless it is blank: libpq would take any database that it finds on this machine."""
+    if not value.strip():
+        raise argparse.ArgumentTypeError("is empty; name a database, or leave the option out")
+    return value
+
+
 def reason(value: str) -> str | None:
     """Return ``value`` as ``text`` does; None if it is blank."""
     return text(value).strip() or None

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from outbox_relay.cli import arguments
 from outbox_relay.cli.output import keep_libraries_quiet
 from outbox_relay.domain.file_reading import FILES
 
@@ -31,7 +32,7 @@ def add_config(parser: argparse.ArgumentParser) -> None:
 def add_dsn(parser: argparse.ArgumentParser) -> None:
     """Add ``--dsn``."""
     parser.add_argument(
-        "--dsn", metavar="DSN", default=argparse.SUPPRESS,
+        "--dsn", metavar="DSN", type=arguments.dsn, default=argparse.SUPPRESS,
         help='the database, "postgresql://USER@HOST:PORT/DATABASE"; overrides file and environment',
     )  # fmt: skip
 

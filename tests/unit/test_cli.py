@@ -194,6 +194,15 @@ def test_a_malformed_dsn_is_wrong_configuration_and_is_not_repeated(command: tup
     assert "SECRET" not in ended.err
 
 
+@pytest.mark.parametrize("dsn", ["", " "])
+def test_an_empty_dsn_is_refused_and_no_database_of_this_machine_is_used(dsn: str) -> None:
+    """Goes red when a script whose variable is not set migrates the database that libpq finds by default."""
+    for words in (("--dsn", dsn, "migrate"), ("migrate", "--dsn", dsn)):
+        ended = inside(*words)
+        assert (ended.code, ended.out) == (2, "")
+        assert ended.err.splitlines()[-1].endswith("argument --dsn: is empty; name a database, or leave the option out")
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
