@@ -148,6 +148,7 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
      'EXECUTE'),
     ('relay', 'table', '{history}', null, 'SELECT'),
     ('relay', 'table', '{figures}', '{owner, lease_until, at, figures}', 'SELECT'),
+    ('read', 'function', '{figures_of_rows}', null, 'EXECUTE'),
     ('read', 'table', '{figures}', '{owner, lease_until, at, figures}', 'SELECT'),
     ('read', 'table', '{history}', null, 'SELECT'),
     ('owner', 'function', '{history_deleted, move_history}', null, 'EXECUTE'),

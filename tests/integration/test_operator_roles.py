@@ -36,6 +36,8 @@ LOOKS: list[tuple[str, ...]] = [
     ("running",),
     ("sinks", "list"),
     ("retention", "status"),
+    ("replay", "list"),
+    ("schedules", "list"),
 ]
 ANSWERS = [("why", "UID"), ("dead", "show", "UID"), ("attempts", "UID")]
 """The commands that show the answer of a destination."""
@@ -51,7 +53,7 @@ PAYLOADS: list[tuple[str, ...]] = [("dead", "show", "UID", "--payload"), ("dead"
 
 @dataclass(frozen=True)
 class Place:
-    """A database with a dead letter, and a role for each kind of grant."""
+    """A database with a dead letter, a sink that claims events and one that claims rows, and a role for each grant."""
 
     database: Database
     uid: str
@@ -83,7 +85,8 @@ def made(database: Database) -> Generator[Place]:
     with new_role(database, "read") as read, new_role(database, "act") as act, new_role(database, "pay") as pay:
         migrate(database.dsn, grants={"read": [read], "operate": [act], "payloads": [pay]})
         with database.connect() as conn:
-            wanted = json.dumps([{"name": "crm", "patterns": ["*"], "start": "beginning"}])
+            of_each = {"patterns": ["*"], "start": "beginning"}
+            wanted = json.dumps([{"name": "crm", **of_each}, {"name": "jobs", "claim": "rows", **of_each}])
             conn.execute("select * from outbox.register_sinks(%s, 0, '3:3:', 3)", (wanted,))
             uid = outbox.emit(conn, "order.created", {"card": "SECRET-P"}, key="k", headers={"token": "SECRET-H"})
             conn.execute(
@@ -109,6 +112,16 @@ def test_everybody_may_look(shared_place: Place, kind: str, command: tuple[str, 
     assert ("SECRET-A" in ended.out) == (kind == "payloads" and command in ANSWERS)
     assert "SECRET-P" not in ended.out
     assert "SECRET-H" not in ended.out
+
+
+@pytest.mark.parametrize("kind", ["read", "operate", "payloads"])
+def test_doctor_examines_for_everybody_what_that_role_may_see(shared_place: Place, kind: str) -> None:
+    ended = shared_place.run(kind, "doctor", "--json")
+    assert (ended.code in (0, 1), ended.err) == (True, "")
+    findings = json.loads(ended.out)["findings"]
+    unseen = {finding["summary"] for finding in findings if finding["id"] == "not-examined"}
+    configurations = set[str]() if kind == "operate" else {"not examined: relay configs"}
+    assert unseen == {"not examined: foreign privileges", *configurations}
 
 
 @pytest.mark.parametrize("command", ACTS, ids=" ".join)
