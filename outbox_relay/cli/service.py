@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from outbox_relay.cli.command import add_command, load_settings, read_settings
@@ -53,6 +54,7 @@ def _check(arguments: argparse.Namespace) -> int:
     else:
         unanswered = []
         problems = FILES.call(lambda: check.unusable_plugins(loaded))
+        problems += chain(*check.refused_values(loaded).values())
         warnings += FILES.call(lambda: webhooks.unreadable(loaded))
         try:
             loaded.database.require_dsn()

@@ -15,9 +15,11 @@ from outbox_relay.service.check_names import changed_names, removed_names
 from outbox_relay.service.own_addresses import OwnAddresses
 from outbox_relay.service.webhooks import Webhooks
 from outbox_relay.settings import KafkaSettings, Settings
+from outbox_relay.settings.producer import RUNS_CODE
 from outbox_relay.sinks import Sink
 from outbox_relay.sinks.door import OWN
 from outbox_relay.sinks.kafka import KafkaSink
+from outbox_relay.sinks.kafka.properties import value_fault
 
 CONNECTIONS = 2
 """Maximum number of database connections of a check."""
@@ -59,6 +61,21 @@ def unusable_plugins(settings: Settings) -> list[str]:
     return problems
 
 
+def refused_values(settings: Settings) -> dict[str, list[str]]:
+    """Return a line for each producer setting whose value librdkafka refuses, by the name of its sink.
+
+    No client is made. Settings that name code are left out, since librdkafka would load the library that one names.
+    """
+    found: dict[str, list[str]] = {}
+    for name, sink in settings.sinks.items():
+        if isinstance(sink, KafkaSettings):
+            values = {key: value for key, value in sink.producer.items() if key not in RUNS_CODE}
+            faults = {key: fault for key, value in values.items() if (fault := value_fault(key, value)) is not None}
+            if faults:
+                found[name] = [settings.at(("sinks", name, "producer", key), text) for key, text in faults.items()]
+    return found
+
+
 async def check_online(settings: Settings) -> Findings:
     """Connect to the database and to every sink, and return what is wrong with them.
 
@@ -70,8 +87,12 @@ async def check_online(settings: Settings) -> Findings:
     own_addresses = await CONNECTION_FILES.acall(lambda: OwnAddresses(settings))
     await own_addresses.refresh()
     webhooks = Webhooks(settings, own_addresses)
+    refused = refused_values(settings)
     for name in settings.sinks:
-        await _check_sink(name, settings, webhooks, payload_bytes, findings)
+        if name in refused:
+            findings.problems.extend(refused[name])
+        else:
+            await _check_sink(name, settings, webhooks, payload_bytes, findings)
     return findings
 
 
