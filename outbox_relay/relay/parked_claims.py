@@ -22,7 +22,10 @@ from outbox_relay.relay.timing import timed
 POLL_SECONDS = 1.0
 """Interval between claims for rows whose due time this relay does not know, and between sweeps while keys are held."""
 FOLLOWED_POLL_SECONDS = 0.05
-"""The first of these intervals after many rows that were due unexpectedly. It doubles with each claim without a row."""
+"""The first of these intervals after many rows that were due unexpectedly.
+
+It doubles with each claim that begins at the first row and finds none.
+"""
 FOLLOWED_ROWS = 20
 """Number of rows in a claim that count as many. Fewer are retries of other relays, which poll for those themselves."""
 SWEEP_SECONDS = 5.0

@@ -15,7 +15,7 @@ from outbox_relay.service.check_names import changed_names, removed_names
 from outbox_relay.service.own_addresses import OwnAddresses
 from outbox_relay.service.webhooks import Webhooks
 from outbox_relay.settings import KafkaSettings, Settings
-from outbox_relay.settings.producer import RUNS_CODE
+from outbox_relay.settings.producer import RUNS_CODE, has_rule
 from outbox_relay.sinks import Sink
 from outbox_relay.sinks.door import OWN
 from outbox_relay.sinks.kafka import KafkaSink
@@ -64,12 +64,13 @@ def unusable_plugins(settings: Settings) -> list[str]:
 def refused_values(settings: Settings) -> dict[str, list[str]]:
     """Return a line for each producer setting whose value librdkafka refuses, by the name of its sink.
 
-    No client is made. Settings that name code are left out, since librdkafka would load the library that one names.
+    No client is made. Settings that name code are left out, since librdkafka would load the library that one names, and
+    those on whose values the settings decide.
     """
     found: dict[str, list[str]] = {}
     for name, sink in settings.sinks.items():
         if isinstance(sink, KafkaSettings):
-            values = {key: value for key, value in sink.producer.items() if key not in RUNS_CODE}
+            values = {key: value for key, value in sink.producer.items() if key not in RUNS_CODE and not has_rule(key)}
             faults = {key: fault for key, value in values.items() if (fault := value_fault(key, value)) is not None}
             if faults:
                 found[name] = [settings.at(("sinks", name, "producer", key), text) for key, text in faults.items()]

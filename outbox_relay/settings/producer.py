@@ -22,6 +22,9 @@ RUNS_CODE = frozenset(("plugin.library.paths", "sasl.kerberos.kinit.cmd", "ssl.e
 SHELL_READ = frozenset(("sasl.kerberos.keytab", "sasl.kerberos.principal", "sasl.kerberos.service.name"))
 """Settings that librdkafka puts into the command line of ``sasl.kerberos.kinit.cmd`` unquoted."""
 
+COUNTED = frozenset(("batch.size", "message.max.bytes"))
+"""Settings whose values the relay counts with."""
+
 _LIBRDKAFKA = tomllib.loads(Path(__file__).with_name("librdkafka.toml").read_text(encoding="utf-8"))
 PROPERTIES = frozenset[str](_LIBRDKAFKA["properties"]["names"])
 """The names of librdkafka's settings, except those of functions."""
@@ -39,6 +42,8 @@ def producer_problems(producer: Mapping[str, object]) -> Iterator[Problem]:
             yield from _unknown(name)
         elif str(value).strip().lower() not in rule["accepted"]:
             yield Problem((name,), rule["reason"])
+        if name in COUNTED and isinstance(value, Scalar) and not _is_whole(value):
+            yield Problem((name,), "should be a whole number")
     if not any(str(producer.get(name, "")).strip() for name in SERVERS):
         yield Problem((), f'needs "{SERVERS[0]}" = "HOST:PORT,…"')
 
@@ -54,6 +59,19 @@ def file_problems(files: Mapping[str, Path], producer: Mapping[str, object]) -> 
         elif _rule(name) or name in SERVERS:
             yield Problem((name,), "should not be in a file: move it to producer")
         yield from _unknown(name)
+
+
+def has_rule(name: str) -> bool:
+    """Return True if :func:`producer_problems` decides on the values of the setting: most of them are ours to give."""
+    return _rule(name) is not None
+
+
+def _is_whole(value: Scalar) -> bool:
+    try:
+        int(value)
+    except (ValueError, OverflowError):
+        return False
+    return True
 
 
 def _rule(name: str) -> dict[str, Any] | None:

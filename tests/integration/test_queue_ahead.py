@@ -54,6 +54,15 @@ class Handler:
         return DELIVERED
 
 
+async def _until_paused(harness: RelayHarness) -> None:
+    """Wait until the relay knows that its sink is paused."""
+
+    async def fact() -> bool:
+        return not harness.leases("s").serving
+
+    await auntil(fact, seconds=20, what="the relay knows that the sink is paused")
+
+
 async def _all(database: Database) -> None:
     """Wait until no row is left."""
     await has(database, "select where not exists (select from outbox.delivery)", seconds=60)
@@ -92,9 +101,10 @@ async def test_rows_in_hand_go_back_when_the_sink_is_paused(database: Database) 
     handler = Handler()
     sink = handler.sink()
     wanted = emit(database, [None] * 3000)
-    async with running(database.dsn, (queued(), sink), lease_seconds=3.0):
+    async with running(database.dsn, (queued(), sink), lease_seconds=3.0) as harness:
         await flow(lambda: len(sink.delivered), 300)
         query(database, "update outbox.sink set paused = true returning 1")
+        await _until_paused(harness)  # before, there may be a moment without a lease between two claims
         await has(database, "select from outbox.delivery having count(*) > 0 and count(lease) = 0", seconds=20)
         assert query(database, "select max(attempts), max(claims) from outbox.delivery") == [(0, 0)]
         query(database, "update outbox.sink set paused = false returning 1")
