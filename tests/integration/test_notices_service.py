@@ -159,7 +159,7 @@ def test_a_sink_that_lags_is_told_and_logged_and_so_is_its_recovery(
         until(lambda: LAGGING in received_types(ops), seconds=60, what="the lag is told")
         [lagging] = bodies(ops)
         assert (lagging["sink"], lagging["lagging_seconds"]) == ("crm", 10)
-        assert lagging["lag_seconds"] > 60
+        assert lagging["lag_seconds"] >= 60  # a tenth of a second is the least
         crm.answer = say(204)
         until(lambda: RECOVERED in received_types(ops), seconds=90, what="the recovery is told")
         logged = {("sink.lagging", "crm"), ("sink.recovered", "crm")}
