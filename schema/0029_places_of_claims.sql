@@ -323,7 +323,7 @@ begin
                                where d.sink = sink_name and d.id = chosen[least(cardinality(chosen), cardinality(tenants))]),
                              walk_end);
     end if;
-    -- The places are looked up by halving, and not joined to the change, for the same reason.
+    -- For the same reason, the places are not joined to the change: a binary search finds each.
     select array_agg(n.id order by n.id), array_agg(n.place::integer order by n.id) into ids, places
       from unnest(chosen) with ordinality n (id, place);
     return query

@@ -65,7 +65,7 @@ def refused_values(settings: Settings) -> dict[str, list[str]]:
     """Return a line for each producer setting whose value librdkafka refuses, by the name of its sink.
 
     No client is made. Settings that name code are left out, since librdkafka would load the library that one names, and
-    those on whose values the settings decide.
+    so are those whose values were checked when the settings were read.
     """
     found: dict[str, list[str]] = {}
     for name, sink in settings.sinks.items():

@@ -22,8 +22,8 @@ RUNS_CODE = frozenset(("plugin.library.paths", "sasl.kerberos.kinit.cmd", "ssl.e
 SHELL_READ = frozenset(("sasl.kerberos.keytab", "sasl.kerberos.principal", "sasl.kerberos.service.name"))
 """Settings that librdkafka puts into the command line of ``sasl.kerberos.kinit.cmd`` unquoted."""
 
-COUNTED = frozenset(("batch.size", "message.max.bytes"))
-"""Settings whose values the relay counts with."""
+WHOLE_NUMBERS = frozenset(("batch.size", "message.max.bytes"))
+"""Settings that the relay itself reads as whole numbers."""
 
 _LIBRDKAFKA = tomllib.loads(Path(__file__).with_name("librdkafka.toml").read_text(encoding="utf-8"))
 PROPERTIES = frozenset[str](_LIBRDKAFKA["properties"]["names"])
@@ -42,7 +42,7 @@ def producer_problems(producer: Mapping[str, object]) -> Iterator[Problem]:
             yield from _unknown(name)
         elif str(value).strip().lower() not in rule["accepted"]:
             yield Problem((name,), rule["reason"])
-        if name in COUNTED and isinstance(value, Scalar) and not _is_whole(value):
+        if name in WHOLE_NUMBERS and isinstance(value, Scalar) and not _is_whole(value):
             yield Problem((name,), "should be a whole number")
     if not any(str(producer.get(name, "")).strip() for name in SERVERS):
         yield Problem((), f'needs "{SERVERS[0]}" = "HOST:PORT,…"')
@@ -62,7 +62,7 @@ def file_problems(files: Mapping[str, Path], producer: Mapping[str, object]) -> 
 
 
 def has_rule(name: str) -> bool:
-    """Return True if :func:`producer_problems` decides on the values of the setting: most of them are ours to give."""
+    """Return True if :func:`producer_problems` checks the value of the setting. The relay sets most of these itself."""
     return _rule(name) is not None
 
 

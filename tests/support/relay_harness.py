@@ -142,7 +142,7 @@ class RelayHarness:
         self._log = log
         self._crashed = False
         self.broken: list[BaseException] = []
-        """Errors of which parts died that no service survives, known at the end."""
+        """The errors that ended parts and that no service survives. Set at the end."""
         self.tasks: list[asyncio.Task[None]] = []
         """The lease manager, the ticker, one per sink, one per sink for its limits, then the replays, if any."""
 
