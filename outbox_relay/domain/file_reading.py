@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 READ_SECONDS = 10.0
 """Longest wait for the contents of files, in seconds."""
+LOOKS = 20
+"""Number of times that a waiting thread looks, within the longest wait, if its function has ended."""
 PIECE_BYTES = 64 * 1024
 
 _reading = threading.local()
@@ -100,6 +102,27 @@ def probe(path: Path) -> None:
         os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
 
 
+class _Turn:
+    """One function that a ``FileReader`` runs, and how long it has run."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._lock = threading.Lock()
+        self._looked = time.monotonic()
+        self._seconds = 0.0
+
+    def is_over(self, limit: float) -> bool:
+        """Return True if the function has run for ``limit`` seconds, without those for which this process was frozen.
+
+        Between two looks, which come ``LOOKS`` times within the limit, no more time counts than they should be apart.
+        """
+        with self._lock:
+            now = time.monotonic()
+            self._seconds += min(now - self._looked, limit / LOOKS)
+            self._looked = now
+            return self._seconds >= limit
+
+
 class FileReader:
     """Runs functions that read files, one after another, each in a daemon thread for at most ``seconds``.
 
@@ -109,9 +132,8 @@ class FileReader:
 
     def __init__(self, seconds: float | None = None) -> None:
         self._seconds = seconds
-        self._turn = threading.Lock()
-        self._since = float("inf")
-        self._names: list[str] = []
+        self._lock = threading.Lock()
+        self._turn: _Turn | None = None
 
     @property
     def _limit(self) -> float:
@@ -122,48 +144,49 @@ class FileReader:
         if getattr(_reading, "reader", None) is self:
             return function()
         running = self._start(function)
-        try:
-            return running.result(self._limit)
-        except concurrent.futures.TimeoutError:
-            if running.done():
-                raise
-            raise self._stuck() from None
+        while not concurrent.futures.wait([running], self._limit / LOOKS).done:
+            self._refuse_if_stuck()
+        return running.result()
 
     async def acall(self, function: Callable[[], T]) -> T:
         """Do what ``call`` does, without blocking the event loop."""
         waiting = asyncio.wrap_future(self._start(function))
         try:
-            await asyncio.wait([waiting], timeout=self._limit)
-            if waiting.done():
-                return waiting.result()
+            while not (await asyncio.wait([waiting], timeout=self._limit / LOOKS))[0]:
+                self._refuse_if_stuck()
+            return waiting.result()
         finally:
             waiting.cancel()
-        raise self._stuck()
 
     def _start(self, function: Callable[[], T]) -> concurrent.futures.Future[T]:
-        if self._turn.locked() and time.monotonic() - self._since > self._limit:
-            raise self._stuck()
+        self._refuse_if_stuck()
         running = concurrent.futures.Future[T]()
         running.set_running_or_notify_cancel()
         threading.Thread(target=self._run, args=(function, running), name="files", daemon=True).start()
         return running
 
     def _run(self, function: Callable[[], T], running: concurrent.futures.Future[T]) -> None:
-        if not self._turn.acquire(timeout=self._limit):
-            return
         try:
-            self._since, self._names = time.monotonic(), (names := list[str]())
-            _reading.reader, _reading.names = self, names
-            running.set_result(function())
+            running.set_result(self._in_turn(function))
         except BaseException as error:
             running.set_exception(error)
-        finally:
-            self._since = float("inf")
-            self._turn.release()
 
-    def _stuck(self) -> ConfigurationError:
-        file = ": ".join(self._names) or "a file of the configuration"
-        return ConfigurationError(f"{file}: could not be read within {READ_SECONDS:g} s: is its file system available?")
+    def _in_turn(self, function: Callable[[], T]) -> T:
+        while not self._lock.acquire(timeout=self._limit / LOOKS):
+            self._refuse_if_stuck()
+        try:
+            self._turn = turn = _Turn()
+            _reading.reader, _reading.names = self, turn.names
+            return function()
+        finally:
+            self._turn = None
+            self._lock.release()
+
+    def _refuse_if_stuck(self) -> None:
+        if (turn := self._turn) and turn.is_over(self._limit):
+            file = ": ".join(turn.names) or "a file of the configuration"
+            reason = f"could not be read within {READ_SECONDS:g} s: is its file system available?"
+            raise ConfigurationError(f"{file}: {reason}")
 
 
 FILES = FileReader()

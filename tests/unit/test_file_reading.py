@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -112,3 +116,29 @@ def test_a_file_that_blocks_is_named_with_its_setting_and_none_that_was_read_bef
 
     with held(file), pytest.raises(ConfigurationError, match=f"^producer: {file}: could not be read"):
         FileReader(0.1).call(read)
+
+
+FROZEN = """
+import sys, threading
+from outbox_relay.domain.file_reading import FileReader
+reader = FileReader(0.5)
+def read():
+    next.start()
+    print("reading", flush=True)
+    return sys.stdin.read()
+next = threading.Thread(target=lambda: print(reader.call(lambda: "next")))
+print(reader.call(read), flush=True)
+next.join()
+"""
+
+
+def test_a_process_that_is_frozen_while_it_reads_does_not_blame_the_file() -> None:
+    frozen = subprocess.Popen([sys.executable, "-c", FROZEN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert frozen.stdout
+    assert frozen.stdin
+    assert frozen.stdout.readline() == "reading\n"
+    frozen.send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    until(lambda: time.monotonic() > began + 1, seconds=10, what="it was frozen longer than a file may block")
+    frozen.send_signal(signal.SIGCONT)
+    assert sorted(frozen.communicate("text", timeout=30)[0].split()) == ["next", "text"]
