@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
 from importlib import resources
 from typing import Any, LiteralString, TypeVar, cast
 
@@ -62,7 +63,8 @@ TOO_SHORT = {
 """The settings that can end the query for the settings, by SQLSTATE."""
 
 
-def statements() -> dict[str, LiteralString]:
+@cache
+def statements() -> Mapping[str, LiteralString]:
     """Return the text of every statement file by its name without ``.sql``."""
     folder = resources.files("outbox_relay.postgres") / "sql"
     return {
@@ -86,7 +88,7 @@ class Database:
         self, dsn: Callable[[], str], *, pooler: bool, connections: int, call_seconds: float = CALL_SECONDS
     ) -> None:
         self._dsn = dsn
-        self._sql = statements()
+        self._sql = dict(statements())
         self._pooler = pooler
         self._prepare_after = None if pooler else 2
         self._connections = connections

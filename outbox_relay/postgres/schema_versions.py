@@ -34,17 +34,26 @@ class Migration:
 def migrations(folder: Path) -> tuple[Migration, ...]:
     """Return the migrations in a folder, in order. Raise ``DatabaseUnusable`` if one is missing."""
     found: list[Migration] = []
-    for path in sorted(path for path in folder.glob("*.sql") if _FILE.fullmatch(path.name)):
+    for path in _files(folder):
         text = path.read_text(encoding="utf-8")
         declared = _MIN_RELAY.search(text)
         min_relay = int(declared[1]) if declared else found[-1].min_relay if found else 1
-        found.append(Migration(int(path.name[:4]), path.stem, min_relay, text))
-    if [step.version for step in found] != list(range(1, len(found) + 1)) or not found:
-        raise DatabaseUnusable(f"{folder} does not have every migration from 0001 on: install outbox-relay again")
+        found.append(Migration(_version(path), path.stem, min_relay, text))
     return tuple(found)
 
 
-SCHEMA_VERSION: Final = migrations(SCHEMA_FOLDER)[-1].version
+def _files(folder: Path) -> list[Path]:
+    files = sorted(path for path in folder.glob("*.sql") if _FILE.fullmatch(path.name))
+    if [_version(path) for path in files] != list(range(1, len(files) + 1)) or not files:
+        raise DatabaseUnusable(f"{folder} does not have every migration from 0001 on: install outbox-relay again")
+    return files
+
+
+def _version(file: Path) -> int:
+    return int(file.name[:4])
+
+
+SCHEMA_VERSION: Final = _version(_files(SCHEMA_FOLDER)[-1])
 """The newest schema version in this package, for which its relay is made."""
 
 
