@@ -133,6 +133,7 @@ def run(directory: Path, *arguments: str, **environment: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow  # runs pytest
 @pytest.mark.processes
 def test_the_suite_passes_a_right_plugin_and_finds_wrong_ones(tmp_path: Path) -> None:
     write_plugin(tmp_path, "memory", MEMORY, "Chosen", good=GOOD + "\nChosen = None\n")

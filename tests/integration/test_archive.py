@@ -126,7 +126,8 @@ def test_a_day_is_archived_to_s3(database: Database, owner: Connection, tmp_path
         server.stop()
 
 
-@pytest.mark.parametrize("form", ["parquet", pytest.param("jsonl.zst", marks=pytest.mark.slow)])
+@pytest.mark.slow  # as that to S3
+@pytest.mark.parametrize("form", ["parquet", "jsonl.zst"])
 def test_a_day_is_archived_to_google_storage(
     database: Database, owner: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
@@ -188,6 +189,7 @@ def test_an_archive_whose_process_fails_ends_with_a_sentence(
     assert events_of(owner, table_ago(12)) == 54
 
 
+@pytest.mark.slow  # several passes
 def test_an_event_that_comes_after_the_archive_is_archived_too(
     owner: Connection, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

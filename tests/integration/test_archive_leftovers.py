@@ -69,6 +69,7 @@ async def refuse(*_: Any) -> None:
     raise ArchiveFailed("here", "given up")
 
 
+@pytest.mark.slow  # restarts a server
 def test_an_archive_of_a_server_that_was_restarted_is_removed(
     owner: Connection, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

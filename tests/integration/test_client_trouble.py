@@ -79,6 +79,7 @@ def test_an_idle_sink_whose_broker_is_down_from_the_start_says_so_until_it_answe
         assert relay.stop() == 0
 
 
+@pytest.mark.slow  # two relays
 def test_the_next_relay_clears_what_the_one_before_it_said(
     database: Database, kafka: KafkaBroker, proxy: Proxy, topic: str, tmp_path: Path
 ) -> None:

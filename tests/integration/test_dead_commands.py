@@ -150,6 +150,7 @@ def test_an_export_has_every_payload_byte_for_byte(database: Database) -> None:
     assert lines[0]["error"] == "answered 422"
 
 
+@pytest.mark.slow  # writes many rows
 def test_an_export_of_many_comes_in_steps(database: Database) -> None:
     register(database, "crm", pattern="*")
     with database.connect() as connection:
@@ -347,6 +348,7 @@ def test_a_terminal_is_asked(
     assert query(database, "select state from outbox.delivery") == [(states,)]
 
 
+@pytest.mark.slow  # retries many rows
 def test_progress_is_shown_and_an_interrupted_action_can_be_run_again(
     database: Database, uid: str, terminal: tuple[int, int]
 ) -> None:

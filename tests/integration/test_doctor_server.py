@@ -88,7 +88,7 @@ async def test_a_server_without_fsync_is_found(books: Ledger) -> None:
     assert (found.severity, found.evidence) == ("critical", "off: fsync")
 
 
-@pytest.mark.parametrize("seconds", [-20, 20])
+@pytest.mark.parametrize("seconds", [-20, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_clock_of_this_machine_that_is_wrong_is_found(database: Database, seconds: int) -> None:
     ended = outbox_relay("doctor", "--json", "--dsn", database.dsn, stdin=b"", **shifted(seconds))
     [found] = [each for each in ended.json["findings"] if each["id"] == "clocks-apart"]

@@ -43,6 +43,7 @@ def erased(config: Path, key: str) -> Any:
     return ended.json
 
 
+@pytest.mark.slow  # writes archives
 def test_archives_that_hold_a_key_are_named(database: Database, owner: Connection, config: Path) -> None:
     assert run(config).json["done"] == 1
     address = one(owner, "select archived_to from outbox.day where emptied_at is not null")

@@ -110,6 +110,7 @@ def test_too_few_open_files_fail_with_a_sentence(monkeypatch: pytest.MonkeyPatch
         pass
 
 
+@pytest.mark.slow  # opens thousands of files
 def test_the_relay_takes_all_the_files_that_it_may_open(database: Database, receiver: Receiver, tmp_path: Path) -> None:
     """systemd's soft limit is 1,024, since select() cannot take more; the relay does not use it."""
     with open_files(256), RelayService(tmp_path, webhook_config(database.dsn, receiver, tmp_path)) as relay:

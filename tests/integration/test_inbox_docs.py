@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import pytest
+
 from outbox_relay.postgres.migrations import migrate
 from tests.support.database import Database, query
 from tests.support.page_programs import run_python
@@ -81,6 +83,7 @@ def invoices(database: Database) -> list[tuple[Any, ...]]:
     return query(database, "select event, total from invoices order by event")
 
 
+@pytest.mark.slow  # a page
 def test_the_page_is_true(database: Database) -> None:
     with new_role(database, "consumer") as user:
         migrate(database.dsn, grants={"consume": [user]})

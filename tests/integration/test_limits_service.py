@@ -80,7 +80,8 @@ def test_a_frozen_relay_keeps_its_slots_and_sends_nothing_with_them_once_they_ha
             assert gauge.most == 4
 
 
-@pytest.mark.parametrize("claim", [pytest.param("log", marks=pytest.mark.slow), "rows"])
+@pytest.mark.slow  # test_shared_rate applies the newest configuration
+@pytest.mark.parametrize("claim", ["log", "rows"])
 def test_a_reload_applies_limits_and_removes_them(
     database: Database, receiver: Receiver, gauge: Gauge, tmp_path: Path, claim: str
 ) -> None:

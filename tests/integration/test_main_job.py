@@ -18,7 +18,7 @@ from tests.support.service import RelayService
 from tests.support.shop import PGBENCH, Writers
 from tests.support.wait import until
 
-EVENTS = int(os.environ.get("OUTBOX_TEST_EVENTS", "8000"))
+EVENTS = int(os.environ.get("OUTBOX_TEST_EVENTS", "4000"))
 """`make proof` runs 200,000."""
 
 

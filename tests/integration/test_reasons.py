@@ -76,6 +76,7 @@ def test_every_action_records_who_did_it_and_why(filled: Database) -> None:
     assert ask(filled, "audit").out.count(REASON) == len(ACTIONS)
 
 
+@pytest.mark.slow  # every action, many times
 def test_a_reason_that_the_audit_cannot_hold_is_refused_and_nothing_changes(filled: Database) -> None:
     for action in ("replay start", "pause"):  # for a replay to pause, and a sink to resume
         assert ask(filled, *ACTIONS[action]).code == 0

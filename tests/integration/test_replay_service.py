@@ -107,6 +107,7 @@ def test_both_kinds_of_sinks_get_the_header_while_relays_are_killed(
     assert {header for _, header in records()} == {None, b"2"}
 
 
+@pytest.mark.slow  # as those of test_replay
 def test_the_commands_say_what_they_did(database: Database) -> None:
     register(database, "crm")
     register(database, "idle", start="now")

@@ -277,6 +277,7 @@ def test_seek_says_first_what_it_does_and_asks(database: Database) -> None:
     assert "such as 90s" in ended.err
 
 
+@pytest.mark.slow  # makes many events
 def test_the_first_event_since_a_time_is_found_among_many(database: Database) -> None:
     call(
         database,

@@ -121,6 +121,7 @@ async def test_probes_spend_tokens_too(database: Database) -> None:
         assert 0 < count <= 10 * (seconds + 0.6) + 2
 
 
+@pytest.mark.slow  # measures rates
 async def test_a_replay_spends_the_tokens_of_its_target(database: Database) -> None:
     emit(database, 2000)
     sink = MemorySink(keeps_order=False)

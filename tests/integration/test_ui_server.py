@@ -122,6 +122,7 @@ def test_a_process_serves_the_page_until_a_signal_and_needs_no_database_to_start
         assert process.wait(30) == 0
 
 
+@pytest.mark.slow  # two processes
 def test_an_address_in_use_is_refused() -> None:
     with serving() as (_, port):
         ended = outbox_relay("ui", "--dsn", "host=/nowhere", "--listen", f"127.0.0.1:{port}")

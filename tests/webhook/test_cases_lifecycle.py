@@ -148,6 +148,7 @@ async def test_nothing_is_sent_when_the_time_is_up() -> None:
             assert receiver.connections == 0
 
 
+@pytest.mark.slow  # test_stopping stops with fewer
 @pytest.mark.timeout(120)
 def test_case_63_a_stop_with_500_requests_under_way_loses_and_repeats_nothing(
     database: Database, tmp_path: Path
