@@ -35,7 +35,9 @@ select pid from pg_stat_activity
  where datname = current_database() and query like '%%outbox.look(%%' and pid <> pg_backend_pid()"""
 
 
-OPEN = "select pid from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+OPEN = """
+select pid from pg_stat_activity
+ where datname = current_database() and backend_type = 'client backend' and pid <> pg_backend_pid()"""
 
 
 def connector_of(store: Store) -> LookConnector:

@@ -53,7 +53,8 @@ def backends(database: Database) -> int:
     """Sessions of the server on this database, this one left out."""
     [(count,)] = query(
         database,
-        "select count(*) from pg_stat_activity where datname = %s and pid <> pg_backend_pid()",
+        """select count(*) from pg_stat_activity
+            where datname = %s and backend_type = 'client backend' and pid <> pg_backend_pid()""",
         database.name,
     )
     return count

@@ -320,7 +320,8 @@ async def test_findings_are_examined_again_once_they_are_old(books: Ledger) -> N
 
 
 async def test_requests_at_once_share_the_connections(books: Ledger) -> None:
-    sessions = "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+    sessions = """select count(*) from pg_stat_activity
+                   where datname = current_database() and backend_type = 'client backend' and pid <> pg_backend_pid()"""
     [(before,)] = books.query(sessions)
     async with browsing(books.database) as page:
         await asyncio.gather(*(page.get(path) for path in PAGES * 3))

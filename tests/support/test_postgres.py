@@ -1,13 +1,18 @@
 """The tests' PostgreSQL server does what tests rely on."""
 
+import os
+import signal
+import threading
 from typing import LiteralString
 
 import psycopg
 import pytest
 from psycopg.rows import TupleRow
 
+from outbox_relay.workbench.embedded.postgres import IN_USE
 from tests.support.database import Database
 from tests.support.postgres import PostgresServer, wanted_major
+from tests.support.wait import until
 
 
 def scalar(connection: psycopg.Connection[TupleRow], query: LiteralString) -> object:
@@ -71,6 +76,22 @@ def test_server_comes_back_with_its_data(own_postgres: PostgresServer, mode: str
     own_postgres.start()
     with own_postgres.connect() as connection:
         assert scalar(connection, "select to_regclass('kept')::text") == "kept"
+
+
+def test_server_that_was_killed_comes_back_when_its_last_process_has_ended(own_postgres: PostgresServer) -> None:
+    """A process that is stopped keeps the memory of the server in use."""
+    with own_postgres.connect() as connection:
+        left = connection.info.backend_pid
+        os.kill(left, signal.SIGSTOP)
+        own_postgres.kill()
+    starting = threading.Thread(target=own_postgres.start)
+    starting.start()
+    try:
+        until(lambda: IN_USE in own_postgres.log.read_text(), seconds=60, what="the server could not start yet")
+    finally:
+        os.kill(left, signal.SIGCONT)
+    starting.join()
+    own_postgres.connect().close()
 
 
 def test_password_is_asked_of_the_role_named(own_postgres: PostgresServer) -> None:

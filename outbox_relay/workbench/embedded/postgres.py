@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +18,7 @@ from psycopg.rows import TupleRow
 
 from outbox_relay.workbench.embedded.account import Account, unprivileged
 from outbox_relay.workbench.embedded.ports import LOOPBACK, free_port
-from outbox_relay.workbench.embedded.process import ProcessFailed
+from outbox_relay.workbench.embedded.process import POLL_SECONDS, ProcessFailed
 from outbox_relay.workbench.embedded.server import Server
 
 StopMode = Literal["fast", "immediate"]
@@ -27,6 +28,9 @@ SUPERUSER = "postgres"
 INITDB_SECONDS = 120
 CONNECT_SECONDS = 10
 PORT_TRIES = 3
+LEFT_SECONDS = 20.0
+"""Longest wait for processes of a server that was killed, which keep its memory in use."""
+IN_USE = "pre-existing shared memory block"
 SETTINGS: Mapping[str, Setting] = {
     "listen_addresses": LOOPBACK,
     "unix_socket_directories": "",
@@ -134,6 +138,20 @@ class PostgresServer(Server):
                     raise
                 self.port = free_port()
         return self.start()
+
+    def start(self) -> None:
+        """Start the server and wait until it answers, also after :meth:`kill`, whose processes take a moment to end.
+
+        Raise :class:`ProcessFailed` if that fails.
+        """
+        deadline = time.monotonic() + LEFT_SECONDS
+        while True:
+            try:
+                return super().start()
+            except ProcessFailed as error:
+                if IN_USE not in str(error) or time.monotonic() >= deadline:
+                    raise
+                time.sleep(POLL_SECONDS)
 
     def command(self) -> Sequence[str | Path]:
         """Return the command line of the server."""
