@@ -53,7 +53,7 @@ def environment(folder: Path, database: Database, driver: str = "psycopg") -> Pa
     return env
 
 
-@pytest.mark.slow  # a page
+@pytest.mark.slow  # runs what a page shows
 def test_the_page_is_true(empty_database: Database, tmp_path: Path) -> None:
     environment(tmp_path, empty_database)
     for line in [line for block in blocks(PAGE) if block.language == "console" for line in commands(block)]:

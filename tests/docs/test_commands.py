@@ -75,7 +75,7 @@ def test_health(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPa
             assert_true(example)
 
 
-@pytest.mark.slow  # a page
+@pytest.mark.slow  # runs what a page shows
 def test_config_diff(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [example] = examples("config diff")
     names = re.findall(r"relay-[\w:]+", example)
@@ -94,7 +94,7 @@ def test_config_diff(database: Database, tmp_path: Path, monkeypatch: pytest.Mon
             assert answer(example, "").out == example.partition("\n")[2]
 
 
-@pytest.mark.slow  # a page
+@pytest.mark.slow  # runs what a page shows
 @pytest.mark.parametrize("example", examples("sinks "), ids=lambda example: example.partition("\n")[0][14:30])
 async def test_sinks(shop: Database, example: str) -> None:
     async with running(shop.dsn, (spec("crm"), MemorySink())):
@@ -112,7 +112,7 @@ def waits(shop: Database) -> bool:
     return bool(found["total_exact"] and found["waiting"])
 
 
-@pytest.mark.slow  # a page
+@pytest.mark.slow  # runs what a page shows
 def test_replays(shop: Database, tmp_path: Path) -> None:
     query(shop, "select setval(pg_get_serial_sequence('outbox.replay', 'id'), 2)")
     with Receiver() as receiver:
@@ -155,7 +155,7 @@ async def test_audit(shop: Database, monkeypatch: pytest.MonkeyPatch) -> None:
         await asyncio.to_thread(assert_true, example, instead={relay: "relay", operators: "operators"})
 
 
-@pytest.mark.slow  # a page
+@pytest.mark.slow  # runs what a page shows
 async def test_why_of_a_discarded_event_and_its_replays(shop: Database) -> None:
     """The numbers of the replays are those of the page."""
     example, _ = examples("why")

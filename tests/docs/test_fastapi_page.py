@@ -80,7 +80,7 @@ def test_the_blocks_of_the_page_are_parts_of_the_example() -> None:
     assert [part for part in parts if part not in example] == []
 
 
-@pytest.mark.slow  # a page
+@pytest.mark.slow  # runs what a page shows
 def test_an_order_comes_back_as_an_invoice(database: Database, client: httpx.Client, tmp_path: Path) -> None:
     (tmp_path / "secrets").write_text(SECRET)
     (tmp_path / "tenant").write_text("one")

@@ -103,7 +103,7 @@ def test_each_question_has_a_command_that_exists() -> None:
         parse(shlex.split(line))
 
 
-@pytest.mark.slow  # a page
+@pytest.mark.slow  # runs what a page shows
 def test_commands_of_the_tables_answer_and_only_read(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

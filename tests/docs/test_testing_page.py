@@ -70,7 +70,7 @@ def python() -> tuple[list[str], str]:
     return [text for text in found if text != conftest], conftest
 
 
-@pytest.mark.slow  # a page
+@pytest.mark.slow  # runs what a page shows
 def test_the_page_is_true(database: Database, tmp_path: Path) -> None:
     tests, _ = python()
     assert f"{sum(text.count('def test_') for text in tests)} passed" in suite(database, tmp_path, *tests)
@@ -85,7 +85,7 @@ def test_the_suite_can_have_the_database_of_dev() -> None:
         assert (place / ".outbox-relay").is_dir()
 
 
-@pytest.mark.slow  # a page
+@pytest.mark.slow  # runs what a page shows
 def test_a_failure_is_shown_as_on_the_page(database: Database, tmp_path: Path) -> None:
     [shown] = [block.text for block in blocks(PAGE) if block.language == "text"]
     printed = [line.removeprefix("E").strip() for line in suite(database, tmp_path, FAILS).splitlines()]

@@ -58,7 +58,7 @@ def status(relay: RelayService) -> dict[str, dict[str, Any]]:
     return inside("status", "--json", "-c", relay.config).json["sinks"]
 
 
-@pytest.mark.slow  # as the two below
+@pytest.mark.slow  # those below have an outage of either sink
 def test_an_event_that_one_sink_has_waits_for_the_other_alone(
     database: Database, kafka: KafkaBroker, topic: str, tmp_path: Path
 ) -> None:

@@ -463,7 +463,7 @@ select 'crm', e.id, e.shard, 'waiting', true, now(), r.id, %s, now() + interval 
   from outbox.event e cross join outbox.relay r where e.uid = %s::uuid"""
 
 
-@pytest.mark.slow  # a page
+@pytest.mark.slow  # runs what a page shows
 def test_the_examples_of_the_page_answer_as_they_stand(shop: Database) -> None:
     examples = [
         example for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL) for example in block.split("$ ")[1:]

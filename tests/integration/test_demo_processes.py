@@ -119,7 +119,7 @@ def signature(body: str) -> dict[str, str]:
     return {"webhook-id": "u1", "webhook-timestamp": str(int(now.timestamp())), "webhook-signature": text}
 
 
-@pytest.mark.slow  # the demo
+@pytest.mark.slow  # starts a consumer process
 def test_consumer_reads_to_the_end_when_it_is_stopped(kafka: KafkaBroker, tmp_path: Path) -> None:
     topic = f"demo.{uuid4().hex}"
     kafka.create_topic(topic, partitions=3)

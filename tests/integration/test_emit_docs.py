@@ -76,7 +76,7 @@ def emitted(shop: Database, after: int) -> list[tuple[Any, ...]]:
         return conn.execute("select id, type, key from outbox.event where id > %s order by id", [after]).fetchall()
 
 
-@pytest.mark.slow  # a page
+@pytest.mark.slow  # runs what a page shows
 def test_the_page_is_true(shop: Database) -> None:
     with new_role(shop, "app") as user, shop.connect(autocommit=True) as conn:
         conn.execute(f"grant create on schema public to {user}".encode())

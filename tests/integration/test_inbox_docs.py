@@ -83,7 +83,7 @@ def invoices(database: Database) -> list[tuple[Any, ...]]:
     return query(database, "select event, total from invoices order by event")
 
 
-@pytest.mark.slow  # a page
+@pytest.mark.slow  # runs what a page shows
 def test_the_page_is_true(database: Database) -> None:
     with new_role(database, "consumer") as user:
         migrate(database.dsn, grants={"consume": [user]})

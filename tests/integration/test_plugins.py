@@ -156,7 +156,7 @@ def dead(database: Database, count: int) -> dict[str, tuple[Any, ...]]:
     return rows if len(rows) == count else {}
 
 
-@pytest.mark.slow  # a relay process
+@pytest.mark.slow  # starts a relay process
 def test_a_reload_with_a_broken_plugin_changes_nothing(database: Database, receiver: Receiver, tmp_path: Path) -> None:
     """The relay goes on with what it had: the plug-in that is imported, and the other sinks."""
     with relay_of(database, receiver, tmp_path, expects=["reload"]) as relay:
@@ -199,7 +199,7 @@ def test_a_relay_does_not_start_with_a_plugin_that_cannot_be_made(
     assert CANARY not in relay.log.read_text()
 
 
-@pytest.mark.slow  # a relay process
+@pytest.mark.slow  # starts a relay process
 def test_check_online_asks_the_plugin(database: Database, receiver: Receiver, tmp_path: Path) -> None:
     code = "class Odd(Good):\n    async def check(self): return 'no way to ' + self.settings.token.get_secret_value()"
     relay = relay_of(database, receiver, tmp_path, code=code)

@@ -187,7 +187,7 @@ producer = { "bootstrap.servers" = "127.0.0.1:PORT" }
 [routes]"""
 
 
-@pytest.mark.slow  # a relay process
+@pytest.mark.slow  # starts a relay process
 def test_another_type_of_a_sink_is_applied_and_so_is_the_way_back(
     database: Database, receiver: Receiver, tmp_path: Path
 ) -> None:

@@ -60,7 +60,7 @@ def stop_when_delivered(receiver: Receiver, relay: RelayService) -> float:
     return time.monotonic() - began
 
 
-@pytest.mark.slow  # a relay process
+@pytest.mark.slow  # starts a relay process
 def test_a_collector_that_is_down_is_one_line_and_stops_nothing(
     database: Database, receiver: Receiver, tmp_path: Path
 ) -> None:

@@ -104,7 +104,7 @@ def test_a_request_is_a_child_of_the_create_span_and_is_sent_as_it_was(
     assert set(collector.paths) == {"/v1/traces"}
 
 
-@pytest.mark.slow  # a relay process
+@pytest.mark.slow  # starts a relay process
 def test_retries_are_spans_of_their_own_and_a_dead_letter_is_logged_with_its_trace(
     database: Database, receiver: Receiver, collector: Collector, tmp_path: Path
 ) -> None:
@@ -147,7 +147,7 @@ HOSTILE = (
 )  # fmt: skip
 
 
-@pytest.mark.slow  # a relay process
+@pytest.mark.slow  # starts a relay process
 def test_a_hostile_context_is_ignored_and_delivered(
     database: Database, receiver: Receiver, collector: Collector, tmp_path: Path
 ) -> None:

@@ -122,7 +122,7 @@ def test_check_says_what_of_its_secrets_is_not_there(
     assert (online.code, found in online.err) == (2, True)
 
 
-@pytest.mark.slow  # relay processes
+@pytest.mark.slow  # starts relay processes
 def test_it_does_not_start_without_its_secrets(tmp_path: Path) -> None:
     relay = tmp_path / "relay.toml"
     relay.write_text(
