@@ -27,7 +27,9 @@ T = TypeVar("T")
 READ_SECONDS = 10.0
 """Longest wait for the contents of files, in seconds."""
 LOOKS = 20
-"""Number of times that a waiting thread looks, within the longest wait, if its function has ended."""
+"""Number of looks within a wait."""
+MOST_SHARE = 0.25
+"""Greatest share of a wait that the time between two looks takes, however long it was."""
 PIECE_BYTES = 64 * 1024
 
 _reading = threading.local()
@@ -42,16 +44,36 @@ def read_file(path: Path, limit: int) -> bytes:
         is_regular = stat.S_ISREG(path.stat().st_mode)
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if is_regular else os.O_NONBLOCK))
         try:
-            return _contents(descriptor, limit + 1, None if is_regular else time.monotonic() + READ_SECONDS)
+            return _contents(descriptor, limit + 1, None if is_regular else _Patience(READ_SECONDS))
         finally:
             os.close(descriptor)
 
 
-def _contents(descriptor: int, most: int, until: float | None) -> bytes:
+class _Patience:
+    """A wait of at most ``seconds``, without most of the time for which this process was frozen.
+
+    A frozen process cannot see that a file has been read: its time is over when it is resumed, and no file was slow.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.look_seconds = seconds / LOOKS
+        self._most = seconds * MOST_SHARE
+        self._left = seconds
+        self._looked = time.monotonic()
+
+    def is_over(self) -> bool:
+        """Return True if the wait is over. It is to be called every ``look_seconds``."""
+        now = time.monotonic()
+        self._left -= min(now - self._looked, self._most)
+        self._looked = now
+        return self._left <= 0
+
+
+def _contents(descriptor: int, most: int, patience: _Patience | None) -> bytes:
     found = bytearray()
     while len(found) < most:
-        if until is not None:
-            _wait_for_data(descriptor, until)
+        if patience is not None:
+            _wait_for_data(descriptor, patience)
         try:
             piece = os.read(descriptor, min(PIECE_BYTES, most - len(found)))
         except BlockingIOError:
@@ -62,11 +84,13 @@ def _contents(descriptor: int, most: int, until: float | None) -> bytes:
     return bytes(found)
 
 
-def _wait_for_data(descriptor: int, until: float) -> None:
+def _wait_for_data(descriptor: int, patience: _Patience) -> None:
     arrived = select.poll()
     arrived.register(descriptor, select.POLLIN)
-    if not arrived.poll(max(0, until - time.monotonic()) * 1000):
-        raise OSError(0, f"is not a regular file, and its contents did not arrive within {READ_SECONDS:g} s")
+    while not patience.is_over():
+        if arrived.poll(patience.look_seconds * 1000):
+            return
+    raise OSError(0, f"is not a regular file, and its contents did not arrive within {READ_SECONDS:g} s")
 
 
 @contextlib.contextmanager
@@ -102,38 +126,19 @@ def probe(path: Path) -> None:
         os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
 
 
-class _Turn:
-    """One function that a ``FileReader`` runs, and how long it has run."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self._lock = threading.Lock()
-        self._looked = time.monotonic()
-        self._seconds = 0.0
-
-    def is_over(self, limit: float) -> bool:
-        """Return True if the function has run for ``limit`` seconds, without those for which this process was frozen.
-
-        Between two looks, which come ``LOOKS`` times within the limit, no more time counts than they should be apart.
-        """
-        with self._lock:
-            now = time.monotonic()
-            self._seconds += min(now - self._looked, limit / LOOKS)
-            self._looked = now
-            return self._seconds >= limit
-
-
 class FileReader:
     """Runs functions that read files, one after another, each in a daemon thread for at most ``seconds``.
 
-    While one is stuck longer, every call is refused with ``ConfigurationError``, which names its file. A function that
-    the reader runs may call it again.
+    While one is stuck longer, every call is refused with ``ConfigurationError``, which names its file. A call that
+    waits for its turn is refused after ``seconds`` too, and a function whose caller has left is not run. A function
+    that the reader runs may call it again.
     """
 
     def __init__(self, seconds: float | None = None) -> None:
         self._seconds = seconds
-        self._lock = threading.Lock()
-        self._turn: _Turn | None = None
+        self._turn = threading.Lock()
+        self._since = float("inf")
+        self._names: list[str] = []
 
     @property
     def _limit(self) -> float:
@@ -143,50 +148,56 @@ class FileReader:
         """Return the result of ``function``. Raises ``ConfigurationError`` if it takes too long."""
         if getattr(_reading, "reader", None) is self:
             return function()
-        running = self._start(function)
-        while not concurrent.futures.wait([running], self._limit / LOOKS).done:
-            self._refuse_if_stuck()
-        return running.result()
+        running, patience = self._start(function), _Patience(self._limit)
+        try:
+            while not concurrent.futures.wait([running], patience.look_seconds).done:
+                if patience.is_over():
+                    raise self._stuck()
+            return running.result()
+        finally:
+            running.cancel()
 
     async def acall(self, function: Callable[[], T]) -> T:
         """Do what ``call`` does, without blocking the event loop."""
-        waiting = asyncio.wrap_future(self._start(function))
+        running, patience = self._start(function), _Patience(self._limit)
+        waiting = asyncio.wrap_future(running)
         try:
-            while not (await asyncio.wait([waiting], timeout=self._limit / LOOKS))[0]:
-                self._refuse_if_stuck()
+            while not (await asyncio.wait([waiting], timeout=patience.look_seconds))[0]:
+                if patience.is_over():
+                    raise self._stuck()
             return waiting.result()
         finally:
             waiting.cancel()
+            running.cancel()
 
     def _start(self, function: Callable[[], T]) -> concurrent.futures.Future[T]:
-        self._refuse_if_stuck()
+        if self._turn.locked() and time.monotonic() - self._since > self._limit:
+            raise self._stuck()
         running = concurrent.futures.Future[T]()
-        running.set_running_or_notify_cancel()
         threading.Thread(target=self._run, args=(function, running), name="files", daemon=True).start()
         return running
 
     def _run(self, function: Callable[[], T], running: concurrent.futures.Future[T]) -> None:
+        wait_seconds = self._limit
+        while not self._turn.acquire(timeout=wait_seconds):
+            if running.cancelled():
+                return
+            wait_seconds = self._limit / LOOKS  # its caller is about to give up, or this process was frozen
         try:
-            running.set_result(self._in_turn(function))
+            if not running.set_running_or_notify_cancel():
+                return
+            self._since, self._names = time.monotonic(), (names := list[str]())
+            _reading.reader, _reading.names = self, names
+            running.set_result(function())
         except BaseException as error:
             running.set_exception(error)
-
-    def _in_turn(self, function: Callable[[], T]) -> T:
-        while not self._lock.acquire(timeout=self._limit / LOOKS):
-            self._refuse_if_stuck()
-        try:
-            self._turn = turn = _Turn()
-            _reading.reader, _reading.names = self, turn.names
-            return function()
         finally:
-            self._turn = None
-            self._lock.release()
+            self._since = float("inf")
+            self._turn.release()
 
-    def _refuse_if_stuck(self) -> None:
-        if (turn := self._turn) and turn.is_over(self._limit):
-            file = ": ".join(turn.names) or "a file of the configuration"
-            reason = f"could not be read within {READ_SECONDS:g} s: is its file system available?"
-            raise ConfigurationError(f"{file}: {reason}")
+    def _stuck(self) -> ConfigurationError:
+        file = ": ".join(self._names) or "a file of the configuration"
+        return ConfigurationError(f"{file}: could not be read within {READ_SECONDS:g} s: is its file system available?")
 
 
 FILES = FileReader()

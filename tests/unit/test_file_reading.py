@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ import pytest
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.file_reading import FileReader, probe, read_file, sink_files, while_reading
 from tests.support.blocking_files import held, reading_threads
-from tests.support.wait import until
+from tests.support.wait import auntil, until
 
 LIMIT = 1000
 
@@ -118,18 +119,63 @@ def test_a_file_that_blocks_is_named_with_its_setting_and_none_that_was_read_bef
         FileReader(0.1).call(read)
 
 
+def test_calls_that_wait_too_long_for_their_turn_are_refused(pipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reads a pipe in vain, which takes less than the limit. Goes red when only the call in turn has a limit."""
+    monkeypatch.setattr("outbox_relay.domain.file_reading.READ_SECONDS", 0.2)
+    reader, answers = FileReader(0.5), list[type[Exception]]()
+
+    def call() -> None:
+        try:
+            reader.call(lambda: read_file(pipe, LIMIT))
+        except (OSError, ConfigurationError) as error:
+            answers.append(type(error))
+
+    callers = [threading.Thread(target=call) for _ in range(20)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert answers[0] is OSError
+    assert answers.count(ConfigurationError) >= 10
+    until(lambda: reading_threads() == 0, seconds=10, what="all threads have ended")
+
+
+async def reads(threads: int) -> bool:
+    return reading_threads() == threads
+
+
+async def test_a_function_whose_caller_has_left_is_not_run() -> None:
+    reader, may_end, ran = FileReader(30), threading.Event(), list[int]()
+    first = asyncio.create_task(reader.acall(may_end.wait))
+    await auntil(lambda: reads(1), seconds=10, what="the first one runs")
+    others = [asyncio.create_task(reader.acall(partial(ran.append, n))) for n in range(5)]
+    await auntil(lambda: reads(6), seconds=10, what="the others wait")
+    for other in others[:4]:
+        other.cancel()
+    await asyncio.wait(others[:4])
+    may_end.set()
+    assert await first
+    await others[4]
+    assert ran == [4]
+
+
 FROZEN = """
-import sys, threading
+import asyncio, sys, threading
 from outbox_relay.domain.file_reading import FileReader
-reader, found = FileReader(0.5), []
+reader, found = FileReader(2), []
 def read():
-    next.start()
+    for each in others:
+        each.start()
     print("reading", flush=True)
     return sys.stdin.read()
-next = threading.Thread(target=lambda: found.append(reader.call(lambda: "next")))
+others = [
+    threading.Thread(target=lambda: found.append(reader.call(lambda: "by call"))),
+    threading.Thread(target=lambda: found.append(asyncio.run(reader.acall(lambda: "by acall")))),
+]
 found.append(reader.call(read))
-next.join()
-print(*sorted(found))
+for each in others:
+    each.join()
+print(*sorted(found), sep=", ")
 """
 
 
@@ -140,6 +186,6 @@ def test_a_process_that_is_frozen_while_it_reads_does_not_blame_the_file() -> No
     assert frozen.stdout.readline() == "reading\n"
     frozen.send_signal(signal.SIGSTOP)
     began = time.monotonic()
-    until(lambda: time.monotonic() > began + 1, seconds=10, what="it was frozen longer than a file may block")
+    until(lambda: time.monotonic() > began + 3, seconds=10, what="it was frozen longer than a file may block")
     frozen.send_signal(signal.SIGCONT)
-    assert frozen.communicate("text", timeout=30)[0] == "next text\n"
+    assert frozen.communicate("text", timeout=30)[0] == "by acall, by call, text\n"

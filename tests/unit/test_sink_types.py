@@ -274,7 +274,7 @@ def test_a_module_that_does_not_end_its_import_is_named(
             reader.call(lambda: load(tmp_path, "nats"))
     finally:
         go.touch()
-        until(lambda: not reader.__dict__["_lock"].locked(), seconds=20, what="the import ends")
+        until(lambda: not reader.__dict__["_turn"].locked(), seconds=20, what="the import ends")
 
 
 def test_a_reload_makes_the_sink_again_for_any_setting_of_its_plugin(tmp_path: Path, packages: Path) -> None:
