@@ -38,9 +38,6 @@ def pytest_configure() -> None:
 
     A shell ignores SIGINT for commands in its background, and every process that they start would ignore Ctrl-C too.
 
-    No certificate of the tests is signed by an authority of the system, whose authorities take 10 ms to load for each
-    client.
-
     Modules and tests are made without garbage collection, which each process of the tests would spend seconds on.
     """
     gc.disable()
@@ -48,7 +45,6 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in [name for name in os.environ if name.startswith(("PG", "OUTBOX_RELAY_", "PYTHONDONTWRITEBYTECODE"))]:
         del os.environ[name]
-    os.environ["SSL_CERT_FILE"] = os.environ["SSL_CERT_DIR"] = os.devnull
     sys.dont_write_bytecode = False
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import cast
 
 from outbox_relay.worker.frames import PIECE_BYTES, BadFrame, Frame, FrameReader, frame
 
@@ -76,8 +77,7 @@ class Channel(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the transport."""
-        assert isinstance(transport, asyncio.WriteTransport)  # noqa: S101 - a socket's can be written to
-        self._transport = transport
+        self._transport = cast(asyncio.WriteTransport, transport)  # those of uvloop are no subclasses
 
     def data_received(self, data: bytes) -> None:
         """Read frames. What is no frame ends the pipe."""

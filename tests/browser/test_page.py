@@ -251,6 +251,7 @@ OUTLINE = "getComputedStyle(document.activeElement).outlineStyle"
 
 async def tab_to(page: Page, text: str) -> None:
     """Press the Tab key until the element with a text or name has the focus, which must be seen."""
+    await page.wait_for_load_state()  # its styles are there
     for _ in range(60):
         await page.keyboard.press("Tab")
         if await page.evaluate(FOCUSED) == text:

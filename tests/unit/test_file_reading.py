@@ -160,12 +160,14 @@ async def test_a_function_whose_caller_has_left_is_not_run() -> None:
 
 
 FROZEN = """
-import asyncio, sys, threading
+import asyncio, sys, threading, time
 from outbox_relay.domain.file_reading import FileReader
-reader, found = FileReader(2), []
+reader, found = FileReader(4), []
 def read():
     for each in others:
         each.start()
+    while sum(thread.name == "files" for thread in threading.enumerate()) < 3:
+        time.sleep(0.001)
     print("reading", flush=True)
     return sys.stdin.read()
 others = [
@@ -186,6 +188,6 @@ def test_a_process_that_is_frozen_while_it_reads_does_not_blame_the_file() -> No
     assert frozen.stdout.readline() == "reading\n"
     frozen.send_signal(signal.SIGSTOP)
     began = time.monotonic()
-    until(lambda: time.monotonic() > began + 3, seconds=10, what="it was frozen longer than a file may block")
+    until(lambda: time.monotonic() > began + 5, seconds=20, what="it was frozen longer than a file may block")
     frozen.send_signal(signal.SIGCONT)
     assert frozen.communicate("text", timeout=30)[0] == "by acall, by call, text\n"
