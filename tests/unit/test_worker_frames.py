@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from unittest.mock import Mock
 
 import pytest
 
+from outbox_relay.worker.channel import Channel
 from outbox_relay.worker.frames import LENGTHS, MOST_BODY, MOST_PAYLOAD, BadFrame, Frame, FrameReader, frame, item
 
 CALL, OTHER = item(1, "ключ", None, 0.5, True), item(2, '"\\\n', None)
@@ -65,3 +67,14 @@ def test_what_the_other_end_would_refuse_is_not_made() -> None:
         frame("x", [b"1" * (17 << 20)])
     assert json.loads(frame("x", [b"1"])[LENGTHS.size :]) == ["x", 1]
     assert MOST_BODY > MOST_PAYLOAD >= 1 << 30
+
+
+async def test_a_channel_takes_a_transport_that_is_none_of_asyncio() -> None:
+    """Those of uvloop, which a module of handlers may install, are no subclasses."""
+    transport = Mock(spec=["write", "is_closing"])
+    transport.is_closing.return_value = False
+    channel = Channel(Mock(), Mock(), FrameReader())
+    channel.connection_made(transport)
+    channel.send("ready", b"true")
+    channel.flush()
+    transport.write.assert_called_once_with(frame("ready", [b"true"], []))
