@@ -140,7 +140,7 @@ def _body(body: bytes) -> tuple[dict[str, str], bool]:
     """Return the fields of an action as texts, and ``dry_run``. Raises ``ConfigurationError``."""
     try:
         given = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ConfigurationError("the body should be a JSON object") from None
     if not isinstance(given, dict):
         raise ConfigurationError("the body should be a JSON object")
@@ -153,6 +153,8 @@ def _body(body: bytes) -> tuple[dict[str, str], bool]:
 
 def _text(name: str, value: object) -> str:
     """Return the value of a field as the text that a form would have."""
+    if not name.isascii():
+        raise ConfigurationError(f"{name[:40]!a} means nothing here")
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise ConfigurationError(f"{name[:40]} should be a text or an integer")
     return str(value)

@@ -183,7 +183,7 @@ def is_same_origin(request: HTTPConnection) -> bool:
         return site == "same-origin"
     if origin is None:
         return False
-    return urlsplit(origin).netloc.lower() == request.headers.get("host", "").lower() != ""
+    return origin.partition("://")[2].lower() == request.headers.get("host", "").lower() != ""
 
 
 def _host_name(header: str) -> str:

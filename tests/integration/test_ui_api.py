@@ -137,7 +137,11 @@ async def test_an_action_is_planned_and_done_with_a_token(books: Ledger, tokens:
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"[]", b"{", b"1", b'{"sink": ["s"]}', b'{"dry_run": 1}', b'{"sink": true}', b"\xff"]
+    "body",
+    [
+        *(b"", b"[]", b"{", b"1", b'{"sink": ["s"]}', b'{"dry_run": 1}', b'{"sink": true}', b"\xff"),
+        *(b'{"\\ud800": "x"}', pytest.param(b"[" * 60_000, id="deep")),
+    ],
 )
 async def test_a_body_that_is_no_object_of_texts_is_refused(books: Ledger, tokens: Tokens, body: bytes) -> None:
     async with browsing(books.database, tokens=tokens) as page:

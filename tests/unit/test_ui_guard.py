@@ -77,6 +77,7 @@ async def test_every_answer_has_the_headers_that_protect_it() -> None:
         {"sec-fetch-site": "none"},
         {"origin": "https://evil.example"},
         {"origin": "null"},
+        {"origin": "http://["},
         {"origin": "http://127.0.0.1:8091"},
         {"sec-fetch-site": "cross-site", "origin": ADDRESS},
     ],
