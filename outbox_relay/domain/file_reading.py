@@ -27,9 +27,9 @@ T = TypeVar("T")
 READ_SECONDS = 10.0
 """Longest wait for the contents of files, in seconds."""
 LOOKS = 20
-"""Number of looks within a wait."""
+"""Number of times within a wait at which the caller checks if it is over."""
 MOST_SHARE = 0.25
-"""Greatest share of a wait that the time between two looks takes, however long it was."""
+"""Greatest share of a wait that the time between two of these checks uses up. A process that was frozen took longer."""
 PIECE_BYTES = 64 * 1024
 
 _reading = threading.local()
@@ -52,7 +52,7 @@ def read_file(path: Path, limit: int) -> bytes:
 class _Patience:
     """A wait of at most ``seconds``, without most of the time for which this process was frozen.
 
-    A frozen process cannot see that a file has been read: its time is over when it is resumed, and no file was slow.
+    Without this, a process that was frozen for longer would give up when it is resumed, though no file was slow.
     """
 
     def __init__(self, seconds: float) -> None:
