@@ -21,11 +21,10 @@ EVENTS = f"""select substr(e.key, 5)::int as key, (e.said ->> 'n')::int as numbe
 ABOVE = f"""select l.* from ({EVENTS}) l join unnest(%s::int[], %s::int[]) kept (key, number) on kept.key = l.key
  where l.number > kept.number"""
 LAST = f"select key, n from public.{COUNTS}".encode()
-UNSETTLED = b"""select uuid_send(e.uid)
+UNCOVERED = b"""select uuid_send(e.uid)
   from outbox.settled_upto(%(sink)s) s
-  join outbox.event e on e.shard = any (s.shards) and e.id > s.upto_id
-union
-select uuid_send(d.uid) from outbox.delivery d where d.sink = %(sink)s and d.state <> 'dead'"""
+  join outbox.event e on e.shard = any (s.shards) and e.id > s.upto_id"""
+ROWS_LEFT = b"select uuid_send(d.uid) from outbox.delivery d where d.sink = %(sink)s and d.state <> 'dead'"
 
 
 def events(connection: psycopg.Connection[TupleRow]) -> Iterator[Logged]:
@@ -53,4 +52,13 @@ def unsettled(connection: psycopg.Connection[TupleRow], sink: str) -> frozenset[
     These are the first unsettled event of each shard and all later ones, and the rows of parked events. Call this
     before events with the transaction ids of another cluster are emitted.
     """
-    return frozenset(uid for (uid,) in connection.execute(UNSETTLED, {"sink": sink}, binary=True))
+    return _uids(connection, UNCOVERED + b" union " + ROWS_LEFT, sink)
+
+
+def read_again(connection: psycopg.Connection[TupleRow], sink: str) -> frozenset[bytes]:
+    """Return the uids of the rows of `sink` whose events its positions do not cover: these are read again."""
+    return _uids(connection, UNCOVERED + b" intersect " + ROWS_LEFT, sink)
+
+
+def _uids(connection: psycopg.Connection[TupleRow], statement: bytes, sink: str) -> frozenset[bytes]:
+    return frozenset(uid for (uid,) in connection.execute(statement, {"sink": sink}, binary=True))

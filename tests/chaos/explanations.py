@@ -22,7 +22,7 @@ MOST_SECONDS = 300.0
 LATE_SECONDS = 30.0
 """Longest time for which an open transaction may delay positions."""
 RESTORE = "restore"
-"""Fault for which duplicates on both sides of a rebase are counted."""
+"""Fault for which duplicates are counted that a rebase causes."""
 NEVER = -1.0
 HARMLESS = frozenset(
     {
@@ -44,7 +44,7 @@ HARMLESS = frozenset(
         RESTORE,
     }
 )
-"""Faults that explain no duplicate; a restore explains those on both sides of its rebase."""
+"""Faults that explain no duplicate. What a restore explains is not decided by its time alone."""
 OF_SOME_SINKS: Mapping[str, Collection[str]] = {
     "broker": ("kafka",),
     "receiver": ("webhook", "jobs"),
@@ -153,7 +153,17 @@ class Faults:
             distance = max(strike.began - before, before - strike.healed, 0.0)
             if (found is None or distance < found[0]) and self._due(strike, again, times):
                 found = distance, strike.fault
-        return found[1] if found else None
+        if found:
+            return found[1]
+        return RESTORE if self._read_again(repeated) else None
+
+    def _read_again(self, repeated: Duplicate) -> bool:
+        """Return True if this was a row of a dump, and relays settled it before they read its event again."""
+        rebased = [restored for restored in self._restores if restored.rebased <= repeated.before]
+        if self._backlog is None or not rebased or repeated.uid not in rebased[-1].read_again.get(self._sink, ()):
+            return False
+        since = rebased[-1].rebased
+        return repeated.again <= min(self._backlog.cleared(since) + AFTER_SECONDS, since + MOST_SECONDS)
 
     def _in_flight(self, strike: Strike, before: float, times: Times) -> bool:
         """Return True if an event that arrived at this time may have been in flight at the strike.

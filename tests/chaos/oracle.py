@@ -14,9 +14,11 @@ A restore of a dump (see `timeline`) takes events back. For each restore the jud
 - An event that arrived before the rebase arrives again after it only if the dump's positions do not cover it: it is
   the first unsettled event of its shard or a later one, or it is a row. Its earlier arrival must also be later than
   the positions of the dump could have been written, with an allowance for a transaction that delayed them. No other
-  fault explains such a duplicate, and the restore explains only duplicates on both sides of its rebase. An event that
-  arrives again only after several rebases must be unsettled in each of their dumps: it was due from the first rebase
-  on, and the last one made it due once more.
+  fault explains such a duplicate. An event that arrives again only after several rebases must be unsettled in each of
+  their dumps: it was due from the first rebase on, and the last one made it due once more.
+- At a sink whose rows are claimed in any order, an event may arrive twice after the rebase: if the dump has its row and
+  the positions do not cover it, relays may settle the row before they read the event again. All other duplicates after
+  a rebase need a fault.
 """
 
 from __future__ import annotations

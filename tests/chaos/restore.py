@@ -150,7 +150,7 @@ class Disaster:
             lost = eventlog.above(connection, self._kept)
             ticked = ticks.uids(connection)
         self._pair.remove(self._old)
-        return Restored(self._dump.began, self._rebased_at, self._kept, lost, self._unsettled, ticked)
+        return Restored(self._dump.began, self._rebased_at, self._kept, lost, self._unsettled, self._read_again, ticked)
 
     def _restore(self) -> None:
         """Restore the dump and read its events before any other process can connect."""
@@ -160,6 +160,7 @@ class Disaster:
         with successor.connect(NAME) as connection:
             self._kept = eventlog.last_numbers(connection)
             self._unsettled = {sink: eventlog.unsettled(connection, sink) for sink in SINKS}
+            self._read_again = {sink: eventlog.read_again(connection, sink) for sink in SINKS}
 
     def _emitted(self) -> None:
         """Wait until writers have emitted into the restored database, and a little longer."""

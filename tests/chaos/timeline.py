@@ -41,6 +41,8 @@ class Restored:
     """Events of the old server that are not in the dump."""
     unsettled: Mapping[str, Collection[bytes]] = field(default_factory=dict[str, Collection[bytes]])
     """Sink → uids of the dump's events that its positions do not cover, and of its rows."""
+    read_again: Mapping[str, Collection[bytes]] = field(default_factory=dict[str, Collection[bytes]])
+    """Sink → uids of the dump's rows whose events its positions do not cover."""
     ticks: Collection[bytes] = ()
     """Uids of the events of schedules in the old server's log."""
 

@@ -149,6 +149,27 @@ def test_after_a_restore_a_row_may_arrive_after_later_ones_of_its_key() -> None:
     assert len(account(*came, promise=PROMISES["jobs"], restored=settled).unexplained) == 1
 
 
+@pytest.mark.parametrize(
+    ("came", "again", "sink", "explained"),
+    [
+        ((1, 30.05), 40.0, "jobs", True),
+        ((1, 30.05), 40.1, "jobs", False),
+        ((1, 29.0), 29.5, "jobs", False),
+        ((2, 30.05), 40.0, "jobs", False),
+        ((1, 30.05), 40.0, "kafka", False),
+    ],
+    ids=["read again", "after the log was read", "before the rebase", "covered by the positions", "in order"],
+)
+def test_a_row_of_a_dump_may_arrive_before_its_event_is_read_again(
+    came: tuple[int, float], again: float, sink: str, explained: bool
+) -> None:
+    restored = Restored(28.0, 30.0, {1: 2}, [], {"jobs": {A, B}}, {"jobs": {A}, "kafka": {A}})
+    number, first = came
+    found = account((number, first), (number, again), promise=PROMISES.get(sink, USUAL), restored=restored)
+    assert found.duplicates == ({"restore": 1} if explained else {})
+    assert len(found.unexplained) == (0 if explained else 1)
+
+
 def test_the_receiver_explains_duplicates_of_both_of_its_sinks_alone() -> None:
     explained = {sink for sink in SINKS if can_repeat("receiver down", sink)}
     assert explained == {"webhook", "jobs"}
