@@ -12,6 +12,7 @@ import psycopg
 from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import PipelineStatus, TransactionStatus
+from psycopg.rows import tuple_row
 
 from outbox_relay import inbox
 from outbox_relay.delivery import Delivery
@@ -23,6 +24,9 @@ from outbox_relay.worker.statements import CONTROL, AsyncGuardedCursor, GuardedC
 
 LEAST_CONNECT_SECONDS, CONNECT_SECONDS = 2, 10
 """Limits of making a connection, of which libpq knows none below 2 s."""
+RESET = b"""set session authorization default; reset all; reset role; close all; unlisten *; discard temp;
+select pg_advisory_unlock_all()"""
+"""Reset what a handler may have changed in a session. `DISCARD ALL` would also drop the prepared statements."""
 NO_INBOX = "its database has no inbox for this role: run outbox-relay migrate --inbox --grant-consume ROLE there"
 _MISSING = (errors.UndefinedFunction, errors.InvalidSchemaName, errors.InsufficientPrivilege, errors.UndefinedTable)
 
@@ -56,10 +60,17 @@ class Transactions:
                     delivery.connection = connection
                     check_result(handler(delivery))
                     _check_open(connection)
-        finally:
-            delivery.connection = None
-            if connection is not None and not self._keep(connection):
+        except DatabaseDown:
+            if connection is not None:
                 connection.close()
+            raise
+        finally:
+            was_called, delivery.connection = delivery.connection is not None, None
+            if connection is not None:
+                if _is_idle(connection) and (not was_called or _reset(connection)):
+                    self._idle.append(connection)
+                else:
+                    connection.close()
 
     def _connect(self, ends_at: float) -> psycopg.Connection[Any]:
         options = self._options(ends_at)
@@ -93,10 +104,17 @@ class Transactions:
                     delivery.connection = connection
                     check_result(await handler(delivery))
                     _check_open(connection)
-        finally:
-            delivery.connection = None
-            if connection is not None and not self._keep(connection):
+        except DatabaseDown:
+            if connection is not None:
                 await connection.close()
+            raise
+        finally:
+            was_called, delivery.connection = delivery.connection is not None, None
+            if connection is not None:
+                if _is_idle(connection) and (not was_called or await _areset(connection)):
+                    self._idle.append(connection)
+                else:
+                    await connection.close()
 
     async def _aconnect(self, ends_at: float) -> psycopg.AsyncConnection[Any]:
         options = self._options(ends_at)
@@ -158,12 +176,30 @@ class Transactions:
                 return connection
             connection.pgconn.finish()
 
-    def _keep(self, connection: Any) -> bool:
-        """Keep a connection for another delivery. Return False if it cannot serve one."""
-        idle = not connection.closed and connection.info.transaction_status == TransactionStatus.IDLE
-        if idle:
-            self._idle.append(connection)
-        return idle
+
+def _is_idle(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
+    """Return True if the connection is open and in no transaction."""
+    return not connection.closed and connection.info.transaction_status == TransactionStatus.IDLE
+
+
+def _reset(connection: psycopg.Connection[Any]) -> bool:
+    """Take back what a handler may have changed. Return False if the server refused."""
+    try:
+        psycopg.Cursor(connection).execute(RESET, prepare=False)
+    except psycopg.Error:
+        return False
+    connection.row_factory, connection.cursor_factory = tuple_row, GuardedCursor
+    return True
+
+
+async def _areset(connection: psycopg.AsyncConnection[Any]) -> bool:
+    """Do as :func:`_reset` does."""
+    try:
+        await psycopg.AsyncCursor(connection).execute(RESET, prepare=False)
+    except psycopg.Error:
+        return False
+    connection.row_factory, connection.cursor_factory = tuple_row, AsyncGuardedCursor
+    return True
 
 
 def _check_open(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Generator
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
+import psycopg
 import pytest
+from psycopg.rows import dict_row
 
 from outbox_relay.delivery import Delivery
 from outbox_relay.domain.event import StoredEvent
@@ -136,6 +139,15 @@ async def test_an_effect_is_had_once_while_workers_are_killed_again_and_again(
 # -- the connections ----------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def kept(effects: Database) -> Generator[Transactions]:
+    """Transactions whose kept connections are closed at the end."""
+    found = Transactions(effects.dsn, "test")
+    yield found
+    for connection in found._idle:  # pyright: ignore[reportPrivateUsage]
+        connection.pgconn.finish()
+
+
 def a_delivery() -> Delivery:
     now = datetime.now(UTC)
     return Delivery(uuid4(), "a", None, b"", "text/plain", {}, 1, now, None, now)
@@ -153,9 +165,9 @@ class Quiet:
 
 
 def test_a_kept_connection_that_was_lost_is_the_databases_fault(
-    effects: Database, monkeypatch: pytest.MonkeyPatch
+    effects: Database, kept: Transactions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept, called = Transactions(effects.dsn, "test"), list[Delivery]()
+    called = list[Delivery]()
     kept.run(a_delivery(), called.append, clock() + 10)
     query(effects, END_CONNECTIONS)
     monkeypatch.setattr(transactions.select, "poll", Quiet)
@@ -163,11 +175,12 @@ def test_a_kept_connection_that_was_lost_is_the_databases_fault(
         kept.run(a_delivery(), called.append, clock() + 10)
     kept.run(a_delivery(), called.append, clock() + 10)
     assert len(called) == 2
-    kept._idle.pop().close()  # pyright: ignore[reportPrivateUsage]
 
 
-async def test_the_same_holds_for_asynchronous_handlers(effects: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept, called = Transactions(effects.dsn, "test"), list[Delivery]()
+async def test_the_same_holds_for_asynchronous_handlers(
+    effects: Database, kept: Transactions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = list[Delivery]()
 
     async def handler(delivery: Delivery) -> None:
         called.append(delivery)
@@ -179,4 +192,76 @@ async def test_the_same_holds_for_asynchronous_handlers(effects: Database, monke
         await kept.arun(a_delivery(), handler, clock() + 10)
     await kept.arun(a_delivery(), handler, clock() + 10)
     assert len(called) == 2
-    await kept._idle.pop().close()  # pyright: ignore[reportPrivateUsage]
+
+
+CHANGES = (
+    "set app.tenant to 'other'",
+    "select set_config('search_path', 'pg_temp', false)",
+    "create temporary table leftover (n integer)",
+    "select pg_advisory_lock(7)",
+    "set role pg_monitor",
+    "set default_transaction_read_only to on",
+)
+"""What a handler may do to its session, each of which would reach later events."""
+SESSION = """select coalesce(current_setting('app.tenant', true), ''), current_setting('search_path'), current_user,
+       current_setting('default_transaction_read_only'), to_regclass('pg_temp.leftover'), pg_backend_pid()::text,
+       (select count(*)::text from pg_locks where locktype = 'advisory' and pid = pg_backend_pid())"""
+
+
+def test_what_a_handler_changes_in_its_session_does_not_reach_other_events(kept: Transactions) -> None:
+    seen = list[object]()
+
+    def handler(delivery: Delivery) -> None:
+        assert delivery.connection is not None
+        seen.append(delivery.connection.execute(SESSION).fetchone())
+        delivery.connection.row_factory, delivery.connection.cursor_factory = dict_row, psycopg.ClientCursor
+        for change in CHANGES:
+            delivery.connection.execute(change)
+
+    for _ in range(8):
+        kept.run(a_delivery(), handler, clock() + 10)
+    assert len(set(seen)) == 1, "the same session each time, as at first"
+
+
+async def test_nor_what_an_asynchronous_one_changes(kept: Transactions) -> None:
+    seen = list[object]()
+
+    async def handler(delivery: Delivery) -> None:
+        connection = delivery.connection
+        assert isinstance(connection, psycopg.AsyncConnection)
+        seen.append(await (await connection.execute(SESSION)).fetchone())
+        connection.row_factory, connection.cursor_factory = dict_row, psycopg.AsyncClientCursor
+        for change in CHANGES:
+            await connection.execute(change)
+
+    for _ in range(8):
+        await kept.arun(a_delivery(), handler, clock() + 10)
+    assert len(set(seen)) == 1
+
+
+READ_ONLY = "set default_transaction_read_only to on"
+"""As on a server that became a standby behind a proxy, which keeps the connection."""
+
+
+def test_a_session_that_cannot_mark_an_event_is_not_kept(kept: Transactions) -> None:
+    called = list[Delivery]()
+    kept.run(a_delivery(), called.append, clock() + 10)
+    kept._idle[0].execute(READ_ONLY)  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(DatabaseDown, match="read-only"):
+        kept.run(a_delivery(), called.append, clock() + 10)
+    kept.run(a_delivery(), called.append, clock() + 10)
+    assert len(called) == 2
+
+
+async def test_nor_is_one_for_asynchronous_handlers(kept: Transactions) -> None:
+    called = list[Delivery]()
+
+    async def handler(delivery: Delivery) -> None:
+        called.append(delivery)
+
+    await kept.arun(a_delivery(), handler, clock() + 10)
+    await kept._idle[0].execute(READ_ONLY)  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(DatabaseDown, match="read-only"):
+        await kept.arun(a_delivery(), handler, clock() + 10)
+    await kept.arun(a_delivery(), handler, clock() + 10)
+    assert len(called) == 2
