@@ -8,10 +8,10 @@ from pydantic import PlainValidator, SerializeAsAny, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from outbox_relay.fields import as_table
+from outbox_relay.raised import raised
 from outbox_relay.settings.problems import NAME_CHARS, InvalidSetting, Problem, suggestion
 from outbox_relay.sinks import door
 from outbox_relay.sinks.door import OWN, SinkType, TypeRefused
-from outbox_relay.sinks.plugin import raised
 from outbox_relay.sinks.plugin.redaction import texts_in, without
 from outbox_relay.sinks.settings import SinkSettings
 

@@ -16,8 +16,9 @@ from typing import Any, Final, TypeAlias, cast
 
 from outbox_relay.domain.file_reading import while_reading
 from outbox_relay.domain.outcomes import clip
+from outbox_relay.raised import raised
 from outbox_relay.sinks import API_VERSION, PluginSettings, Sink, SinkContext, SinkSettings
-from outbox_relay.sinks.plugin import PluginClass, PluginSink, raised
+from outbox_relay.sinks.plugin import PluginClass, PluginSink
 
 GROUP: Final = "outbox_relay.sinks"
 """The group of entry points. The name of an entry point is the type that a file names."""

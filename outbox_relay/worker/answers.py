@@ -6,9 +6,10 @@ import inspect
 import math
 from asyncio import CancelledError
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from outbox_relay.delivery import MOST_DELAY_SECONDS, Dead, Retry
+from outbox_relay.raised import raised
 
 MOST_CHARS = 200
 """Maximum length of the text that is kept of an exception."""
@@ -24,12 +25,21 @@ class TooLate(Exception):
     """The handler was not called: another relay may own the shard of the event by now."""
 
 
+class HandlerMistake(Exception):
+    """A mistake of a handler that the worker found. The message is the worker's, and contains nothing of the event."""
+
+
+class WorkNotRun(HandlerMistake, TypeError):
+    """The handler returned something that shows that its work has not run."""
+
+
 class HandlerAnswer(NamedTuple):
-    """The outcome of a call, its reason, and the delay that was asked for."""
+    """The outcome of a call, its reason, the delay that was asked for, and the message of an exception."""
 
     outcome: str
     reason: str = ""
     after: float | None = None
+    message: str = ""
 
 
 DONE = HandlerAnswer("done")
@@ -46,19 +56,34 @@ def answer_to(error: BaseException, *, expired: bool, entered: bool) -> HandlerA
 def _answer_to(error: BaseException, *, expired: bool, entered: bool) -> HandlerAnswer:
     if expired and not entered:
         return HandlerAnswer("unavailable", NOT_ENTERED)
-    match error:
-        case Retry():
-            return HandlerAnswer("retry", _text_of(error), _delay_of(error))
-        case Dead():
-            return HandlerAnswer("dead", _text_of(error))
+    match _wanted(error):
+        case Retry() as wish:
+            return HandlerAnswer("retry", _text_of(wish), _delay_of(wish))
+        case Dead() as wish:
+            return HandlerAnswer("dead", _text_of(wish))
         case CancelledError() if expired:
             return HandlerAnswer("timeout")
         case TooLate():
             return HandlerAnswer("unsent")
-        case DatabaseDown():
-            return HandlerAnswer("unavailable", _short(str(error)))
+        case DatabaseDown() as down:
+            return HandlerAnswer("unavailable", _short(str(down)))
+        case HandlerMistake() as mistake:
+            return HandlerAnswer("failed", _short(str(mistake)))
         case _:
-            return HandlerAnswer("failed", described(error))
+            return HandlerAnswer("failed", _short(raised(error)), None, described(error))
+
+
+def _wanted(error: BaseException) -> BaseException:
+    """Return the first exception of a group of which all are ``Retry``, or all ``Dead``: tasks raised them."""
+    leaves, parts = list[BaseException](), [error]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, BaseExceptionGroup):
+            parts += reversed(cast("BaseExceptionGroup[BaseException]", part).exceptions)
+        else:
+            leaves.append(part)
+    is_one_wish = any(all(isinstance(leaf, kind) for leaf in leaves) for kind in (Retry, Dead))
+    return leaves[0] if is_one_wish else error
 
 
 def _text_of(error: Retry | Dead) -> str:
@@ -89,13 +114,13 @@ def _short(text: str) -> str:
 
 
 def check_result(result: object) -> None:
-    """Raise ``TypeError`` for a result that shows that the handler's work has not run."""
+    """Raise ``WorkNotRun`` for a result that shows that the handler's work has not run."""
     if result is None:
         return
     close: Callable[[], Any] | None = getattr(result, "close", None)
     if inspect.isgenerator(result) or inspect.isasyncgen(result):
-        raise TypeError("the handler returned a generator, which has not run: it must do its work, and not yield")
+        raise WorkNotRun("the handler returned a generator, which has not run: it must do its work, and not yield")
     if inspect.isawaitable(result):
         if inspect.iscoroutine(result) and close is not None:
             close()  # without a warning that it was never awaited
-        raise TypeError("the handler returned an awaitable, which has not run: await it in an async function")
+        raise WorkNotRun("the handler returned an awaitable, which has not run: await it in an async function")

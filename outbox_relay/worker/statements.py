@@ -11,6 +11,8 @@ from typing import Any, cast
 import psycopg
 from psycopg import sql
 
+from outbox_relay.worker.answers import HandlerMistake
+
 CONTROL = "a handler must not end or begin the transaction of delivery.connection: the worker commits when it returns"
 _CONTROL = re.compile(
     r"(?:commit|end|abort|begin|rollback(?!\s+(?:work\s+|transaction\s+)?to\b)|(?:start|prepare)\s+transaction)\b",
@@ -30,7 +32,7 @@ _ESCAPED = re.compile(r"'(?:[^'\\]|\\.|'')*", re.DOTALL)
 _TAG = re.compile(r"\$(?:[^\W\d]\w*)?\$")
 
 
-class TransactionEnded(psycopg.ProgrammingError):
+class TransactionEnded(HandlerMistake, psycopg.ProgrammingError):
     """A handler ended its transaction, or left it failed."""
 
 

@@ -89,8 +89,8 @@ def dead_row(database: Database, uid: str) -> tuple[Any, ...]:
 
 
 FAILURES = {
-    "raise": "ValueError: xxxx",
-    "exit": "SystemExit: 3",
+    "raise": "ValueError at support/handlers.py:",
+    "exit": "SystemExit at support/handlers.py:",
     "die": "its worker ended: it ended with exit status 4",
     "dead": "the handler refused the event: no such customer",
 }
@@ -113,6 +113,9 @@ def test_events_that_harm_their_workers_end_dead_and_their_neighbours_arrive(
         assert {what: row[2] for what, row in rows.items()} == {what: 1 if what == "dead" else 2 for what in expected}
         assert [what for what, row in rows.items() if expected[what] not in row[3] or len(row[3]) > 200] == []
         assert set(bad.values()).isdisjoint(received(tmp_path))
+        said = query(database, "select detail ->> 'answer' from outbox.attempt where uid = %s", bad["raise"])
+        assert [text[:16] for (text,) in said] == ["ValueError: xxxx"] * 2
+        assert "xxxx" not in relay.log.read_text(), "a message may repeat the payload"
         lines = [json.loads(line) for line in (tmp_path / "received").read_text().splitlines()]
         assert [line["attempt"] for line in lines if line["uid"] == again] == [2]
         assert relay.stop() == 0

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Generator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, cast
 from uuid import uuid4
 
 import psycopg
@@ -48,21 +49,20 @@ def marks(database: Database) -> int:
 
 END_CONNECTIONS = """select pg_terminate_backend(pid, 5000) from pg_stat_activity
                       where datname = current_database() and application_name = 'outbox-relay handler test'"""
-ENDED = "TransactionEnded: "
 FAULTS = {
-    "commit": "ProgrammingError: Explicit commit() forbidden",
-    "commit statement": f"{ENDED}a handler must not end",
-    "script": f"{ENDED}a handler must not end",
-    "many": f"{ENDED}a handler must not end",
-    "stream": f"{ENDED}a handler must not end",
-    "hidden failure": f"{ENDED}a statement of the handler failed",
-    "rollback": f"{ENDED}the handler rolled its transaction back",
-    "close": f"{ENDED}delivery.connection was closed or lost",
-    "pipeline": f"{ENDED}the handler returned inside a pipeline",
-    "open block": "OutOfOrderTransactionNesting: ",
-    "a coroutine": "TypeError: the handler returned an awaitable",
-    "lose the connection": f"{ENDED}delivery.connection was closed or lost",
-    "named as ours": "DatabaseDown: mine",
+    "commit": "ProgrammingError at ",
+    "commit statement": "a handler must not end",
+    "script": "a handler must not end",
+    "many": "a handler must not end",
+    "stream": "a handler must not end",
+    "hidden failure": "a statement of the handler failed",
+    "rollback": "the handler rolled its transaction back",
+    "close": "delivery.connection was closed or lost",
+    "pipeline": "the handler returned inside a pipeline",
+    "open block": "OutOfOrderTransactionNesting at ",
+    "a coroutine": "the handler returned an awaitable",
+    "lose the connection": "delivery.connection was closed or lost",
+    "named as ours": "DatabaseDown at support/odd_handlers.py:",
 }
 
 
@@ -212,11 +212,11 @@ def test_what_a_handler_changes_in_its_session_does_not_reach_other_events(kept:
     seen = list[object]()
 
     def handler(delivery: Delivery) -> None:
-        assert delivery.connection is not None
-        seen.append(delivery.connection.execute(SESSION).fetchone())
-        delivery.connection.row_factory, delivery.connection.cursor_factory = dict_row, psycopg.ClientCursor
+        connection = cast("psycopg.Connection[Any]", delivery.connection)
+        seen.append(connection.execute(SESSION).fetchone())
+        connection.row_factory, connection.cursor_factory = dict_row, psycopg.ClientCursor
         for change in CHANGES:
-            delivery.connection.execute(change)
+            connection.execute(change)
 
     for _ in range(8):
         kept.run(a_delivery(), handler, clock() + 10)
@@ -227,8 +227,7 @@ async def test_nor_what_an_asynchronous_one_changes(kept: Transactions) -> None:
     seen = list[object]()
 
     async def handler(delivery: Delivery) -> None:
-        connection = delivery.connection
-        assert isinstance(connection, psycopg.AsyncConnection)
+        connection = cast("psycopg.AsyncConnection[Any]", delivery.connection)
         seen.append(await (await connection.execute(SESSION)).fetchone())
         connection.row_factory, connection.cursor_factory = dict_row, psycopg.AsyncClientCursor
         for change in CHANGES:

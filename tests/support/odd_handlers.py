@@ -108,6 +108,7 @@ FAULTS: dict[str, Callable[[], Any]] = {
     "a generator": _generator,
     "an asynchronous generator": _async_generator,
     "a group": lambda: _raise(BaseExceptionGroup("both", [SystemExit(1), ValueError("x")])),
+    "a task asks": lambda: _raise(ExceptionGroup("", [ExceptionGroup("", [outbox_relay.Retry(reason="busy")])])),
     "printed nowhere": lambda: print("x", file=_raise(OSError("closed"))),
 }
 """Faults that cost one event its attempt, and their process nothing."""

@@ -39,7 +39,7 @@ def stand_still(seconds: float) -> None:
 
 # -- verdicts -----------------------------------------------------------------------------------------------------
 
-REASONS = {
+MESSAGES = {
     "raise": "ValueError: a b [31m",
     "base": "BaseException: base",
     "exit": "SystemExit: 3",
@@ -49,13 +49,17 @@ REASONS = {
     "unspeakable": "Unspeakable",
     "surrogates": "ValueError:  é ",
     "named as ours": "DatabaseDown: mine",
+    "a group": "BaseExceptionGroup: both (2 sub-exceptions)",
+    "printed nowhere": "OSError: closed",
+}
+"""Answers of the attempts: messages, which may contain the payload. Reasons contain only class and place."""
+REASONS = {
+    "a task asks": "the handler asked for a retry: busy",
     "retry in an hour": "the handler asked for a retry: busy",
     "bare retry": "the handler asked for a retry",
     "odd retry": "the handler asked for a retry: odd",
     "late retry": "the handler asked for a retry",
-    "a coroutine": "TypeError: the handler returned an awaitable, which has not run: await it in an async function",
-    "a group": "BaseExceptionGroup: both (2 sub-exceptions)",
-    "printed nowhere": "OSError: closed",
+    "a coroutine": "the handler returned an awaitable, which has not run: await it in an async function",
 }
 
 
@@ -74,11 +78,18 @@ async def test_a_fault_of_a_handler_costs_its_event_an_attempt_and_its_worker_no
     assert {name: verdict for name, verdict in verdicts.items() if not isinstance(verdict, Failed)} == {}
     reasons = {name: verdict.reason for name, verdict in verdicts.items() if isinstance(verdict, Failed)}
     assert {name: reasons[name] for name in REASONS} == REASONS
+    attempts = {name: verdict.attempt for name, verdict in verdicts.items() if isinstance(verdict, Failed)}
+    assert {name: (attempt := attempts[name]) and attempt.answer for name in MESSAGES} == MESSAGES
+    shown = {name: reasons[name].partition(" at ") for name in MESSAGES}
+    assert {name: kind for name, (kind, _, _) in shown.items()} == {
+        name: message.partition(":")[0] for name, message in MESSAGES.items()
+    }
+    assert {place.rpartition(":")[0] for _, _, place in shown.values()} == {"support/odd_handlers.py"}
     assert all(len(reason) <= 200 for reason in reasons.values())
     delays = {name: verdict.retry_after_seconds for name, verdict in verdicts.items() if isinstance(verdict, Failed)}
     assert {name: delay for name, delay in delays.items() if delay is not None} == {"retry in an hour": 3600.0}
     assert "generator" in reasons["a generator"] + reasons["an asynchronous generator"]
-    assert "StopIteration" in reasons["no more"]
+    assert "StopIteration" in str(attempts["no more"])
     assert not (tmp_path / "worked").exists()
 
 

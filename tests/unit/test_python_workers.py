@@ -72,11 +72,11 @@ async def test_a_number_that_only_a_broken_worker_sends_ends_no_session(tmp_path
         sleeps = asyncio.ensure_future(running.deliver("sleep"))
         await running.noted("began")
         [process] = running.sink.processes
-        process._receive(Frame("answer", [[2, "retry", "", 10**400]], b""))  # pyright: ignore[reportPrivateUsage]
+        process._receive(Frame("answer", [[2, "retry", "", 10**400, ""]], b""))  # pyright: ignore[reportPrivateUsage]
         verdict = await sleeps
         assert isinstance(verdict, Failed)
         assert requested_delay(verdict.retry_after_seconds, RetryPolicy(), 1.0) < 1e9
-        for bad in ([2, "retry", "", "soon"], [99, "retry", "", None], [2, "invented", "", None], 5):
+        for bad in ([2, "retry", "", "soon", ""], [99, "retry", "", None, ""], [2, "invented", "", None, ""], 5):
             with pytest.raises(BadFrame):
                 process._receive(Frame("answer", [bad], b""))  # pyright: ignore[reportPrivateUsage]
 

@@ -1,6 +1,5 @@
 """Plug-ins behind a guard: whatever their code does, only their own sink is affected."""
 
-from outbox_relay.sinks.plugin.loop_thread import raised
 from outbox_relay.sinks.plugin.sink import PluginClass, PluginSink
 
-__all__ = ["PluginClass", "PluginSink", "raised"]
+__all__ = ["PluginClass", "PluginSink"]

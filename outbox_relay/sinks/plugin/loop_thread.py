@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import threading
 import time
-import traceback
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
-from pathlib import PurePath
+
+from outbox_relay.raised import raised
 
 STOP_SECONDS = 2.0
 """Longest wait for the end of the thread."""
@@ -31,15 +31,6 @@ class Returned:
 
 
 Ending = Raised | Returned
-
-
-def raised(error: BaseException) -> str:
-    """Return the class of ``error`` and the line of code that raised it."""
-    frames = traceback.extract_tb(error.__traceback__)
-    if not frames or "importlib" in frames[-1].filename:
-        return type(error).__name__
-    place = "/".join(PurePath(frames[-1].filename).parts[-2:])
-    return f"{type(error).__name__} at {place}:{frames[-1].lineno}"
 
 
 class PluginCall:

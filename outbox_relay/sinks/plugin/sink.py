@@ -13,9 +13,10 @@ from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.file_reading import while_reading
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import Delivered, Unavailable, Verdict
+from outbox_relay.raised import raised
 from outbox_relay.sinks import Plugin, PluginSettings, SinkContext
 from outbox_relay.sinks.plugin.answers import CODE, failed, in_order, read_verdicts, with_details
-from outbox_relay.sinks.plugin.loop_thread import LoopThread, PluginCall, Raised, Returned, raised
+from outbox_relay.sinks.plugin.loop_thread import LoopThread, PluginCall, Raised, Returned
 from outbox_relay.sinks.plugin.redaction import own_texts, without
 
 CHECK_SECONDS = 15.0

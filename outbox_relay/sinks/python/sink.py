@@ -169,7 +169,7 @@ class PythonSink:
                 text = f"the handler refused the event{': ' if reason else ''}{reason}"
                 return Refused(text, attempt=Attempt("dead", seconds))
             case "failed":
-                return Failed(reason, attempt=Attempt("exception", seconds))
+                return Failed(reason, attempt=Attempt("exception", seconds, answer.message or None))
             case "timeout" | "stuck":
                 killed = ", and its worker was killed" if answer.outcome == "stuck" else ""
                 return Failed(f"the handler did not end in time{killed}", attempt=Attempt("timeout", seconds))

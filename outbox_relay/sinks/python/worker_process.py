@@ -70,6 +70,7 @@ class CallOutcome(NamedTuple):
     outcome: str
     reason: str = ""
     after: float | None = None
+    message: str = ""
 
 
 DONE = CallOutcome("done")
@@ -344,8 +345,10 @@ class WorkerProcess:
 
     def _receive_answer(self, answer: object) -> None:
         match answer:
-            case [int(number), str(outcome), str(reason), float() | int() | None as after] if outcome in OUTCOMES:
-                self._answered(number, CallOutcome(outcome, reason, after))
+            case [
+                int(number), str(outcome), str(reason), float() | int() | None as after, str(message)
+            ] if outcome in OUTCOMES:  # fmt: skip
+                self._answered(number, CallOutcome(outcome, reason, after, message))
             case _:
                 raise BadFrame("an unknown answer")
 
