@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from outbox_relay.domain.errors import ConfigurationError
+from outbox_relay.domain.thread_shortage import is_thread_shortage
 
 T = TypeVar("T")
 
@@ -129,7 +130,8 @@ def probe(path: Path) -> None:
 class FileReader:
     """Runs functions that read files, one after another, each in a daemon thread for at most ``seconds``.
 
-    While one is stuck longer, every call is refused with ``ConfigurationError``, which names its file. A call that
+    While one is stuck longer, every call is refused with ``ConfigurationError``, which names its file. So is one for
+    which no thread can be started. A call that
     waits for its turn is refused after ``seconds`` too, and a function whose caller has left is not run. A function
     that the reader runs may call it again.
     """
@@ -174,7 +176,12 @@ class FileReader:
         if self._turn.locked() and time.monotonic() - self._since > self._limit:
             raise self._stuck()
         running = concurrent.futures.Future[T]()
-        threading.Thread(target=self._run, args=(function, running), name="files", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, args=(function, running), name="files", daemon=True).start()
+        except RuntimeError as error:
+            if not is_thread_shortage(error):
+                raise
+            raise ConfigurationError(f"files of the configuration cannot be read: {error}") from None
         return running
 
     def _run(self, function: Callable[[], T], running: concurrent.futures.Future[T]) -> None:

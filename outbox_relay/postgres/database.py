@@ -7,6 +7,7 @@ changes behind a transaction-pooling proxy, and a client that vanishes leaves no
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
@@ -15,12 +16,20 @@ from typing import Any, LiteralString, TypeVar, cast
 
 import psycopg
 from psycopg import AsyncConnection
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import AsyncRowFactory, namedtuple_row, tuple_row
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from outbox_relay.domain.cancellation import propagate_cancellation
-from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable, IncarnationChanged, StatementFailed
+from outbox_relay.domain.errors import (
+    ConfigurationError,
+    DatabaseUnavailable,
+    DatabaseUnusable,
+    IncarnationChanged,
+    StatementFailed,
+)
 from outbox_relay.domain.file_reading import CONNECTION_FILES
+from outbox_relay.domain.thread_shortage import is_thread_shortage
 from outbox_relay.postgres.connection import (
     CONNECT_SECONDS,
     CONNECTION_DEFAULTS,
@@ -34,7 +43,13 @@ from outbox_relay.postgres.connection_slots import ConnectionSlots, caller
 from outbox_relay.postgres.errors import action_refusals, encoding_fault, explain, explain_statement, is_starved
 from outbox_relay.postgres.look_thread import LookThread
 from outbox_relay.postgres.rows import Look, TickResult, WindowRequest
-from outbox_relay.postgres.session_settings import WrongSetting, settings_of, wrong_settings, wrong_settings_message
+from outbox_relay.postgres.session_settings import (
+    NEWEST_SERVER,
+    settings_of,
+    short_timeout,
+    wrong_settings,
+    wrong_settings_message,
+)
 
 T = TypeVar("T")
 TUPLES: AsyncRowFactory[Any] = cast(Any, tuple_row)
@@ -53,14 +68,6 @@ select set_config(name, value, true)
                ('plan_cache_mode', 'force_custom_plan')
        ) s (name, value)"""
 """Settings of a transaction in which the planner walks indexes."""
-NEWEST_SERVER = 1_000_000
-"""A ``server_version_num`` at which every setting exists."""
-TOO_SHORT = {
-    OUT_OF_TIME: WrongSetting("statement_timeout", "shorter than a statement takes", "9s"),
-    "57P05": WrongSetting("idle_session_timeout", "too short", "0"),
-    "25P04": WrongSetting("transaction_timeout", "shorter than a statement takes", "0"),
-}
-"""The settings that can end the query for the settings, by SQLSTATE."""
 
 
 @cache
@@ -88,6 +95,7 @@ class Database:
         self, dsn: Callable[[], str], *, pooler: bool, connections: int, call_seconds: float = CALL_SECONDS
     ) -> None:
         self._dsn = dsn
+        self._has_dsn = False
         self._sql = dict(statements())
         self._pooler = pooler
         self._prepare_after = None if pooler else 2
@@ -160,10 +168,11 @@ class Database:
         """
         if not self._pooler:
             return
+        began = time.monotonic()
         try:
             self._judge(await self._rows("session_settings", {"names": list(settings_of(NEWEST_SERVER))}))
         except StatementFailed as error:
-            if (short := TOO_SHORT.get(error.sqlstate or "")) is None:
+            if (short := short_timeout(error.sqlstate, time.monotonic() - began)) is None:
                 raise
             raise DatabaseUnusable(wrong_settings_message([short])) from None
 
@@ -229,7 +238,14 @@ class Database:
     # -- connecting ---------------------------------------------------------------------------------------
 
     async def _conninfo(self) -> str:
-        dsn = await CONNECTION_FILES.acall(self._dsn)
+        try:
+            dsn = await CONNECTION_FILES.acall(self._dsn)
+            conninfo_to_dict(dsn)
+        except (ConfigurationError, psycopg.ProgrammingError) as error:
+            known = error if isinstance(error, ConfigurationError) else explain(error)
+            # Once there was one, its file may be on the way to be replaced.
+            raise (DatabaseUnavailable(str(known)) if self._has_dsn else known) from None
+        self._has_dsn = True
         return dsn if self._pooler else direct(dsn)
 
     async def _connect(self, conninfo: str) -> Connection:
@@ -237,9 +253,14 @@ class Database:
             return await Connection.connect(conninfo, autocommit=True, **cast(Any, CONNECTION_DEFAULTS))
         except psycopg.Error as error:
             raise explain(error) from None
+        except RuntimeError as error:
+            if not is_thread_shortage(error):
+                raise
+            raise DatabaseUnavailable(f"no connection to the database: {error}") from None
 
     async def _try(self, connection: Connection) -> None:
         """Raise the error of a new connection, if it has one."""
+        began = time.monotonic()
         try:
             await self._configure(connection)
             if self._pooler:
@@ -248,7 +269,7 @@ class Database:
                 )
                 self._judge(await cursor.fetchall())
         except psycopg.Error as error:
-            short = TOO_SHORT.get(error.sqlstate or "") if self._pooler else None
+            short = short_timeout(error.sqlstate, time.monotonic() - began) if self._pooler else None
             raise (DatabaseUnusable(wrong_settings_message([short])) if short else explain(error)) from None
 
     async def _configure(self, connection: Connection) -> None:

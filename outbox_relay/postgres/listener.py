@@ -27,6 +27,7 @@ from outbox_relay.domain.errors import DatabaseUnavailable, RelayError
 from outbox_relay.domain.file_reading import CONNECTION_FILES
 from outbox_relay.domain.log_events import LOG_EVENTS
 from outbox_relay.domain.rate_limited_log import RateLimitedLog
+from outbox_relay.domain.thread_shortage import is_thread_shortage
 from outbox_relay.postgres.connection import database_identity, direct, fix_settings
 from outbox_relay.postgres.errors import explain
 
@@ -147,6 +148,10 @@ class CommitListener:
                 await connection.close()
                 self._retry_at = time.monotonic() + WRONG_SECONDS
         except (psycopg.Error, TimeoutError, RelayError):
+            self._retry_at = time.monotonic() + RETRY_SECONDS
+        except RuntimeError as error:
+            if not is_thread_shortage(error):
+                raise
             self._retry_at = time.monotonic() + RETRY_SECONDS
         return None
 

@@ -83,8 +83,9 @@ class LookThread:
     async def open(self) -> None:
         """Start the thread, and make the connection in the background."""
         await self.close()
-        self._worker = _Worker(self._dsn, pooler=self._pooler)
-        self._worker.start()
+        worker = _Worker(self._dsn, pooler=self._pooler)
+        worker.start()
+        self._worker = worker
 
     def prepare(self) -> bool:
         """Return True if there is a connection. If there is none, or if it is old, begin to make another."""

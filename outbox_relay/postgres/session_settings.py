@@ -45,6 +45,8 @@ SESSION_SETTINGS: Final[Mapping[str, str]] = {
     "enable_mergejoin": "on",
 }
 """name → value, for every version of PostgreSQL from 14 on."""
+NEWEST_SERVER: Final = 1_000_000
+"""A ``server_version_num`` at which every setting exists."""
 NEWER_SETTINGS: Final[Mapping[str, tuple[int, str]]] = {"transaction_timeout": (170000, "0")}
 """name → (``server_version_num`` from which it exists, value). An older server refuses a connection that names it."""
 CORRECTED_SETTINGS: Final[Mapping[str, str]] = {
@@ -89,6 +91,25 @@ def settings_of(server_version: int) -> dict[str, str]:
     """Return the settings that exist on a server of this version (180006 for 18.6)."""
     newer = {name: value for name, (since, value) in NEWER_SETTINGS.items() if server_version >= since}
     return {**SESSION_SETTINGS, **CORRECTED_SETTINGS, **newer}
+
+
+ENDS_QUERY: Final[Mapping[str, str]] = {
+    "57014": "statement_timeout",
+    "57P05": "idle_session_timeout",
+    "25P04": "transaction_timeout",
+}
+"""SQLSTATE → the timeout that ended the query for the settings."""
+
+
+def short_timeout(sqlstate: str | None, seconds: float) -> WrongSetting | None:
+    """Return the timeout that is too short if it ended the query for the settings after ``seconds``.
+
+    None if another cause is possible: the database may have been slower than an accepted timeout.
+    """
+    name = ENDS_QUERY.get(sqlstate or "")
+    if name is None or seconds * 1000 >= _MIN_MS[name]:
+        return None
+    return WrongSetting(name, f"shorter than {max(1, round(seconds * 1000))} ms", settings_of(NEWEST_SERVER)[name])
 
 
 def startup_options(before: str = "") -> str:

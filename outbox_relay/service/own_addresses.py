@@ -9,6 +9,7 @@ from collections.abc import Collection
 
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.file_reading import CONNECTION_FILES
+from outbox_relay.domain.thread_shortage import is_thread_shortage
 from outbox_relay.postgres import dsn
 from outbox_relay.settings import Settings
 
@@ -46,12 +47,19 @@ class OwnAddresses:
             await asyncio.sleep(REFRESH_SECONDS)
 
     async def refresh(self) -> None:
-        """Look up the host names once, in a thread. A name that is not found keeps its last addresses."""
+        """Look up the host names once, in a thread. A name that is not found keeps its last addresses.
+
+        Without a thread, or if the file of the connection string cannot be read, all do.
+        """
         try:
             configured = await CONNECTION_FILES.acall(self._configured)
-        except ConfigurationError:  # its file blocks
+        except ConfigurationError:
             return
-        self._known = await asyncio.to_thread(self._look_up, configured)
+        try:
+            self._known = await asyncio.to_thread(self._look_up, configured)
+        except RuntimeError as error:
+            if not is_thread_shortage(error):
+                raise
 
     def _look_up(self, configured: Collection[Address]) -> frozenset[Address]:
         found = set(configured)

@@ -18,6 +18,7 @@ from outbox_relay.domain.errors import ConfigurationError, RelayError, Statement
 from outbox_relay.domain.file_reading import sink_files
 from outbox_relay.domain.rate_limited_log import RateLimitedLog
 from outbox_relay.domain.sink_spec import ReplaySpec, SinkSpec
+from outbox_relay.domain.thread_shortage import is_thread_shortage
 from outbox_relay.postgres.replay_statements import ReplayRow
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.leases import LeaseManager
@@ -111,7 +112,9 @@ class ReplayRelays:
             while True:
                 try:
                     await self._look(group, supervise)
-                except RelayError as error:
+                except (RelayError, RuntimeError) as error:
+                    if not isinstance(error, RelayError) and not is_thread_shortage(error):
+                        raise
                     self._rate_limited_log.warning("replays.failed", reason=str(error))
                 await asyncio.sleep(LOOK_SECONDS)
 
@@ -181,7 +184,9 @@ class ReplayRelays:
     async def _begin(self, row: ReplayRow, basis: Basis, group: asyncio.TaskGroup, supervise: Supervise) -> None:
         try:
             client = await self._client(row.id, basis)
-        except ConfigurationError as error:
+        except (ConfigurationError, RuntimeError) as error:
+            if not isinstance(error, ConfigurationError) and not is_thread_shortage(error):
+                raise
             self._rate_limited_log.warning("replay.unserved", replay=row.id, reason=str(error))
             return
         if self._stopping.is_set():

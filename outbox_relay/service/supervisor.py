@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from structlog.stdlib import BoundLogger
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
 
 from outbox_relay.domain.errors import (
     DatabaseUnavailable,
@@ -18,6 +18,7 @@ from outbox_relay.domain.errors import (
     StatementFailed,
 )
 from outbox_relay.domain.rate_limited_log import RateLimitedLog
+from outbox_relay.domain.thread_shortage import is_thread_shortage
 from outbox_relay.service.logs import reason
 
 TRANSIENT = (DatabaseUnavailable, StatementFailed, SessionReset)
@@ -52,10 +53,11 @@ class Supervisor:
 
     async def retry(self, event: str, step: Callable[[], Awaitable[None]]) -> None:
         """Run ``step`` until it succeeds. Log ``event`` after each of the errors ``TRANSIENT``, and raise others."""
-        await self._retrying(event, TRANSIENT, lambda state: _pause(state.attempt_number))(step)
+        await self._retrying(event, _passes, lambda state: _pause(state.attempt_number))(step)
 
     async def supervise(self, name: str, part: Callable[[], Awaitable[None]], *, sink: str | None = None) -> None:
         """Run ``part`` until it returns. Start it again after each of the errors ``SURVIVED``, and raise others.
+        It is started again, too, if there was no memory or no thread.
 
         ``sink`` is the sink that the part serves, if it is the session of one. The process gives up when the part has
         run out of memory ``OUT_OF_MEMORY_MAX`` times in a row.
@@ -66,15 +68,16 @@ class Supervisor:
             started_at = time.monotonic()
             try:
                 await part()
-            except (*SURVIVED, MemoryError) as error:
+            except Exception as error:
+                if not _survives(error):
+                    raise
                 errors.add(error, time.monotonic() - started_at)
                 if self._is_over(name, errors):
                     return
                 raise
 
-        survived = (*SURVIVED, MemoryError)
         event, values = ("part.restarted", {"part": name}) if sink is None else ("sink.restarted", {"sink": sink})
-        await self._retrying(event, survived, lambda _: _pause(errors.in_a_row), **values)(run_once)
+        await self._retrying(event, _survives, lambda _: _pause(errors.in_a_row), **values)(run_once)
 
     def _is_over(self, name: str, errors: _Errors) -> bool:
         """Return True if the part is not to be started again. Give up if it cannot get memory."""
@@ -88,7 +91,11 @@ class Supervisor:
         return True
 
     def _retrying(
-        self, event: str, errors: tuple[type[Exception], ...], pause: Callable[[RetryCallState], float], **values: str
+        self,
+        event: str,
+        again: Callable[[BaseException], bool],
+        pause: Callable[[RetryCallState], float],
+        **values: str,
     ) -> AsyncRetrying:
         async def before_pause(state: RetryCallState) -> None:
             error = state.outcome.exception() if state.outcome else None
@@ -102,7 +109,17 @@ class Supervisor:
             if isinstance(error, DatabaseUnavailable):
                 await self._reconnect()
 
-        return AsyncRetrying(retry=retry_if_exception_type(errors), wait=pause, before_sleep=before_pause)
+        return AsyncRetrying(retry=retry_if_exception(again), wait=pause, before_sleep=before_pause)
+
+
+def _passes(error: BaseException) -> bool:
+    """Return True if a step that raised ``error`` at the start is tried again."""
+    return isinstance(error, TRANSIENT) or is_thread_shortage(error)
+
+
+def _survives(error: BaseException) -> bool:
+    """Return True if a part that raised ``error`` is started again."""
+    return isinstance(error, (*SURVIVED, MemoryError)) or is_thread_shortage(error)
 
 
 class _Errors:

@@ -15,6 +15,7 @@ from outbox_relay.postgres.session_settings import (
     CORRECTED_SETTINGS,
     NEWER_SETTINGS,
     SESSION_SETTINGS,
+    short_timeout,
     startup_options,
     wrong_settings,
     wrong_settings_message,
@@ -188,6 +189,24 @@ def test_complaint_names_the_setting_its_value_and_what_is_needed() -> None:
 )
 def test_values_that_serve_as_well_are_taken(name: str, value: str | None) -> None:
     assert wrong_settings([(name, value)]) == []
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "seconds", "found"),
+    [
+        ("57014", 0.02, ("statement_timeout", "shorter than 20 ms", "9s")),
+        ("57014", 9.0, None),
+        ("57P05", 30.0, ("idle_session_timeout", "shorter than 30000 ms", "0")),
+        ("25P04", 11.0, None),
+        ("40P01", 0.02, None),
+        (None, 0.02, None),
+    ],
+)
+def test_only_a_query_that_ended_before_every_accepted_timeout_shows_that_one_is_too_short(
+    sqlstate: str | None, seconds: float, found: tuple[str, str, str] | None
+) -> None:
+    """A database that is slow for a while also has its statements cancelled: the relay waits for it."""
+    assert short_timeout(sqlstate, seconds) == found
 
 
 def test_options_are_written_so_that_libpq_reads_them() -> None:

@@ -81,7 +81,10 @@ class Resolver:
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(self._returned, lookup, found)
 
-        Thread(target=look_up, name="lookup", daemon=True).start()
+        try:
+            Thread(target=look_up, name="lookup", daemon=True).start()
+        except RuntimeError:
+            self._returned(lookup, NotConnected("dns_error", "no thread can be started to look up the host's name"))
         return lookup
 
     def _returned(self, lookup: asyncio.Future[Found], found: Found) -> None:
