@@ -5,6 +5,8 @@ pydantic and msgspec are imported when a class of theirs is first used.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
 from functools import cached_property
 from typing import Any, cast
 
@@ -28,6 +30,8 @@ class DataclassOrModel:
         """Return an instance as ``json.dumps`` takes it. Raises ``InvalidEvent``."""
         try:
             found: Any = self._dumped(instance)
+            if _has_null(found):
+                found = _with_numbers(found, self._adapter.dump_python(instance, by_alias=True, warnings=False))
         except Exception as error:
             raise InvalidEvent(_not_serialisable(self._of, self._place(instance), error)) from None
         members = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
@@ -105,6 +109,34 @@ class MsgspecStruct:
             except Exception:
                 return f"{type(value).__name__} at $.{field.encode_name}"
         return "$"
+
+
+def _has_null(value: Any) -> bool:
+    """Return True if None is in what pydantic serialised."""
+    if isinstance(value, dict):
+        return any(map(_has_null, cast("dict[Any, Any]", value).values()))
+    if isinstance(value, list):
+        return any(map(_has_null, cast("list[Any]", value)))
+    return value is None
+
+
+def _with_numbers(value: Any, plain: Any) -> Any:
+    """Return ``value`` with the numbers that are not finite, for which pydantic writes None, so that JSON refuses them.
+
+    ``plain`` is the same instance as Python's values.
+    """
+    if value is None:
+        return plain if isinstance(plain, float) and not math.isfinite(plain) else None
+    if isinstance(value, dict) and isinstance(plain, dict):
+        members, values = cast("dict[Any, Any]", value), cast("dict[Any, Any]", plain).values()
+        if len(members) == len(values):
+            pairs = zip(members.items(), values, strict=True)
+            return {name: _with_numbers(member, each) for (name, member), each in pairs}
+    if isinstance(value, list) and isinstance(plain, list | tuple | set | frozenset):
+        items, values = cast("list[Any]", value), cast("Collection[Any]", plain)
+        if len(items) == len(values):
+            return [_with_numbers(item, each) for item, each in zip(items, values, strict=True)]
+    return cast(Any, value)
 
 
 def _defined(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:

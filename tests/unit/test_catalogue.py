@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path
@@ -16,6 +16,7 @@ from uuid import UUID
 
 import pytest
 from jsonschema import Draft7Validator, Draft202012Validator
+from pydantic import BaseModel
 
 from outbox_relay import catalogue
 from outbox_relay.admin.catalogue import document, load
@@ -99,6 +100,52 @@ class Color(Enum):
     """A type that is a definition in the schema."""
 
     RED = "red"
+
+
+@event("loose")
+@dataclass
+class Loose:
+    """A class whose fields take anything."""
+
+    any: Any = None
+    table: dict = field(default_factory=dict)  # type: ignore[type-arg]
+    maybe: float | None = None
+    of_any: list[Any] = field(default_factory=list[Any])
+
+
+@event("open")
+class Open(BaseModel, extra="allow"):
+    """A model that takes further members."""
+
+    id: int
+
+
+NAN, INFINITE = float("nan"), float("-inf")
+LOOSE: list[tuple[Loose | Open, str]] = [
+    (Loose(NAN), r"\$\.any"),
+    (Loose({"deep": [None, {1: INFINITE}]}), r"\$\.any\.deep\[1\]\."),
+    (Loose((None, NAN)), r"\$\.any\[1\]"),
+    (Loose({INFINITE}), r"\$\.any\[0\]"),
+    (Loose(table={"x": NAN}), r"\$\.table\.x"),
+    (Loose(maybe=INFINITE), r"\$\.maybe"),
+    (Loose(of_any=[None, NAN]), r"\$\.of_any\[1\]"),
+    (Loose(OrderPaid(1, NAN)), r"\$\.any\.amount"),
+    (Open.model_validate({"id": 1, "more": NAN}), r"\$\.more"),
+    (Open.model_validate({"id": 1, "more": Open.model_validate({"id": 1, "x": NAN})}), r"\$\.more\.x"),
+]
+
+
+@pytest.mark.parametrize(("instance", "place"), LOOSE, ids=[place for _, place in LOOSE])
+def test_a_number_that_json_does_not_have_is_refused_wherever_it_is(instance: Loose | Open, place: str) -> None:
+    """Pydantic writes null for it, which consumers would take for a value."""
+    with pytest.raises(InvalidEvent, match=f"not JSON compliant at {place}"):
+        row_of(Event(instance))
+
+
+def test_nulls_remain_where_they_are() -> None:
+    deep = {"a": [None, {"b": None, 3: {1.5}}], "c": (None, "x")}
+    wanted = {"a": [None, {"b": None, "3": [1.5]}], "c": [None, "x"]}
+    assert sent(Loose(deep, {"n": None}))[1] == {"any": wanted, "table": {"n": None}, "maybe": None, "of_any": []}
 
 
 @event("optional", key="id")
@@ -246,7 +293,7 @@ def _references(value: Any) -> list[str]:
 # -- releases ---------------------------------------------------------------------------------------------------------
 
 EARLIER = """
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from outbox_relay.catalogue import event
 
 @event("order.created")
