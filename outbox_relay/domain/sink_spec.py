@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from outbox_relay.domain.attempts import RecordAttempts
 from outbox_relay.domain.circuit import CircuitPolicy
@@ -22,6 +22,13 @@ class ReplaySpec:
     id: int
     named: bool = False
     rate: int | None = None
+
+
+class Routes(NamedTuple):
+    """What a generation of a sink stands for: its event-type patterns, and its setting ``claim``."""
+
+    patterns: tuple[str, ...]
+    claim: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +65,11 @@ class SinkSpec:
     circuit: CircuitPolicy = field(default_factory=CircuitPolicy)
     replay: ReplaySpec | None = None
     limits: SinkLimits = field(default=NO_LIMITS, compare=False)
+
+    @property
+    def routes(self) -> Routes | None:
+        """The routes of the sink; None for a replay, which has none."""
+        return None if self.replay is not None else Routes(tuple(self.patterns), self.claim)
 
     @property
     def queued(self) -> bool:

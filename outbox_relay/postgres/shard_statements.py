@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from outbox_relay.domain.errors import PositionsMissing
+from outbox_relay.domain.sink_spec import Routes
 from outbox_relay.domain.window import Position, Tick
 from outbox_relay.postgres.database import Database
 from outbox_relay.postgres.rows import Claimed, RelayRank
@@ -16,13 +17,26 @@ class ShardStatements(Database):
     """Ownership of shards, positions, and heartbeats of relays. ``server`` as in ``LogStatements``."""
 
     async def claim_shards(
-        self, sink: str, owner: UUID, generation: int, lease_seconds: float, most: int, unowned_for: float = 0.0
+        self,
+        sink: str,
+        owner: UUID,
+        generation: int,
+        lease_seconds: float,
+        most: int,
+        unowned_for: float = 0.0,
+        *,
+        routes: Routes | None = None,
     ) -> list[Claimed]:
-        """Claim up to ``most`` shards that have had no owner for ``unowned_for`` seconds."""
+        """Claim up to ``most`` shards that have had no owner for ``unowned_for`` seconds.
+
+        None is claimed unless ``generation`` is in force, and stands for ``routes`` if these are given.
+        """
         parameters = {
             "sink": sink,
             "owner": owner,
             "generation": generation,
+            "patterns": None if routes is None else list(routes.patterns),
+            "claim": None if routes is None else routes.claim,
             "lease": lease_seconds,
             "most": most,
             "free_for": unowned_for,

@@ -18,6 +18,7 @@ from outbox_relay.domain.event import SHARDS
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.rate_limited_log import RateLimitedLog
 from outbox_relay.domain.sink_limits import NO_LIMITS, SinkLimits
+from outbox_relay.domain.sink_spec import Routes
 from outbox_relay.postgres.connection_slots import LEASES, caller
 from outbox_relay.postgres.rows import Claimed, SinkRow
 from outbox_relay.postgres.store import Store
@@ -63,13 +64,18 @@ class LeaseManager:
         """The ``time.monotonic()`` value of the last complete round."""
 
     def add(
-        self, sink: str, generation: int, configured: str | None = None, limits: SinkLimits = NO_LIMITS
+        self,
+        sink: str,
+        generation: int,
+        configured: str | None = None,
+        limits: SinkLimits = NO_LIMITS,
+        routes: Routes | None = None,
     ) -> SinkLeases:
-        """Serve ``sink`` under ``generation``, within ``limits``.
+        """Serve ``sink`` under ``generation``, which stands for ``routes``, within ``limits``.
 
         The settings call it ``configured``, by default the same. Return its leases, which come as shards are claimed.
         """
-        self._sinks[configured or sink] = leases = SinkLeases(sink, generation, limits)
+        self._sinks[configured or sink] = leases = SinkLeases(sink, generation, limits, routes)
         return leases
 
     def discard(self, configured: str) -> None:
@@ -251,7 +257,7 @@ class LeaseManager:
         """
         try:
             return await self._store.claim_shards(
-                leases.sink, self.relay, leases.generation, self.lease_seconds, most, unowned_for
+                leases.sink, self.relay, leases.generation, self.lease_seconds, most, unowned_for, routes=leases.routes
             )
         except BaseException:
             leases.doubt_claim(lease_clock() + self.lease_seconds)

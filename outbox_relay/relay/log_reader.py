@@ -235,6 +235,8 @@ class LogReader:
         config_versions = self._ticker.config_versions
         try:
             await self._lease_manager.refresh()
+            if self._leases.is_behind:
+                await self._lease_manager.refresh()
         except StatementFailed:
             return False
         self._config_versions = config_versions

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from outbox_relay.domain.event import SHARDS
 from outbox_relay.domain.sink_limits import NO_LIMITS, SinkLimits
+from outbox_relay.domain.sink_spec import Routes
 from outbox_relay.postgres.rows import SinkRow
 
 UNSERVED_RENEWALS = 4
@@ -49,6 +50,8 @@ class SinkLeases:
     """The generation of the sink's routes that this relay serves."""
     limits: SinkLimits = NO_LIMITS
     """The limits across all relays, as of the database's last answer."""
+    routes: Routes | None = None
+    """What the generation stands for here. None for a replay, which is served for as long as its target is."""
     row: SinkRow = field(init=False)
     """The sink in the database, as of its last answer, with what this relay has written since."""
     wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -207,13 +210,18 @@ class SinkLeases:
 
     # -- the sink in the database -----------------------------------------------------------------------------
 
-    def serve(self, generation: int) -> None:
-        """Serve the sink under another generation.
+    @property
+    def is_behind(self) -> bool:
+        """True if the last answer had an older generation, and it is unknown whether that is the newest."""
+        return self._behind == 1
+
+    def serve(self, generation: int, routes: Routes | None) -> None:
+        """Serve the sink under another generation, which stands for ``routes``.
 
         The sink counts as superseded only by a generation above this one. The next answer of the database would come
         too late: until then the relay would take the sink back from itself.
         """
-        self.generation = generation
+        self.generation, self.routes = generation, routes
         self.reconfiguring = False
         self._unserved = 0
         self.superseded = self.row.generation > generation
@@ -224,7 +232,8 @@ class SinkLeases:
         Return True if it changes whether this relay serves the sink.
 
         A generation below this relay's is that of a restored database, unless the answer is older than the generation.
-        It counts the second time.
+        It counts the second time. After a restore or a failover the number may be given out again, so the same one with
+        other routes is that of other relays.
         """
         self.removed = self.former = False
         self.renamed_to = None
@@ -233,13 +242,17 @@ class SinkLeases:
         if row.paused:
             self._unserved = 0
         self._behind = self._behind + 1 if row.generation < self.generation else 0
-        self.superseded = row.generation > self.generation or self._behind > 1
+        self.superseded = row.generation > self.generation or self._behind > 1 or self._is_of_others(row)
         serving = not (row.paused or self.superseded or self.reconfiguring or stopping)
         changed = serving != self.serving
         if changed:
             self.serving = serving
             self.wake.set()
         return changed
+
+    def _is_of_others(self, row: SinkRow) -> bool:
+        is_same = row.generation == self.generation
+        return is_same and self.routes not in (None, Routes(tuple(row.patterns), row.claim))
 
     def _observe_probes(self, probes: int) -> None:
         """Wake the session's loop if a person has asked for a probe since the last answer."""

@@ -246,7 +246,7 @@ class SinkRelay:
         if following.sink is not None:
             self._retired.append(self.sink)
             self.sink = following.sink
-        self.leases.serve(following.generation)
+        self.leases.serve(following.generation, self.spec.routes)
         raise Reloaded("the configuration was reloaded")
 
     async def _serve_again(self) -> None:
@@ -264,7 +264,7 @@ class SinkRelay:
             server=result.incarnation,
         )
         if generation is not None:
-            leases.serve(generation)
+            leases.serve(generation, spec.routes)
             raise Reloaded("the relays with the other configuration are gone")
 
     async def leave(self) -> None:

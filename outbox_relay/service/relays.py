@@ -138,7 +138,7 @@ class SinkRelays(Mapping[str, SinkRelay]):
             self._store,
             self._ticker,
             self._lease_manager,
-            self._lease_manager.add(spec.name, generation, name, spec.limits),
+            self._lease_manager.add(spec.name, generation, name, spec.limits, spec.routes),
             self._log.bind(sink=spec.name),
             self._stopping,
         )

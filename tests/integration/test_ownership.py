@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -13,6 +14,7 @@ from outbox_relay.domain.errors import LeaseLost, SessionReset, StatementFailed
 from outbox_relay.domain.event import SHARDS, StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Verdict
 from outbox_relay.domain.retry import RetryPolicy
+from outbox_relay.domain.sink_spec import Routes
 from outbox_relay.domain.window import BEGINNING, Position
 from outbox_relay.postgres.database import statements
 from outbox_relay.postgres.rows import DeliveredRow, NewRow, RowUpdate
@@ -348,8 +350,14 @@ async def test_relays_with_older_patterns_drain_and_the_newer_ones_take_over(dat
     assert [event.type for event in new.delivered] == ["a", "b"]
 
 
-async def test_a_tick_tells_of_newer_patterns_before_a_window_passes_their_events(database: Database) -> None:
-    """Between two looks at the table of sinks. Goes red when the generations of a tick are not compared."""
+@pytest.mark.parametrize("step", [1, -1], ids=["newer", "of a restored database"])
+async def test_a_tick_tells_of_other_patterns_before_a_window_passes_their_events(
+    database: Database, step: int
+) -> None:
+    """Between two looks at the table of sinks. Goes red when the generations of a tick are not compared.
+
+    A restored database has an older generation. Goes red, too, when the first answer is only doubted.
+    """
     old, new = MemorySink(), MemorySink()
     narrow = spec("s", patterns=("a",), types=("a",))
     wide = spec("s", patterns=("a", "b"), types=("a", "b"))
@@ -360,7 +368,8 @@ async def test_a_tick_tells_of_newer_patterns_before_a_window_passes_their_event
         before.tasks[0].cancel()  # ownership: it would look by itself
         query(
             database,
-            "update outbox.sink set patterns = '{a,b}', generation = generation + 1 where name = 's' returning 1",
+            "update outbox.sink set patterns = '{a,b}', generation = generation + %s where name = 's' returning 1",
+            step,
         )
         with database.connect() as connection:
             connection.execute("select outbox.emit('b', '1', key => 'k'), outbox.emit('a', '2', key => 'k')")
@@ -369,6 +378,45 @@ async def test_a_tick_tells_of_newer_patterns_before_a_window_passes_their_event
         await auntil(lambda: _count(new, 2), seconds=20, what="the newer relay delivers both types")
     assert [event.type for event in new.delivered] == ["b", "a"]
     assert len(old.delivered) == 1
+
+
+@pytest.mark.parametrize(
+    "change", ["patterns = '{a,b}'", "claim = 'rows', generation = generation"], ids=["patterns", "claim"]
+)
+async def test_a_number_that_is_given_out_again_after_a_restore_is_no_generation_of_this_relay(
+    database: Database, change: str
+) -> None:
+    """A restore takes the newest registration back, and the next one of other relays gets its number."""
+    old, new = MemorySink(), MemorySink()
+    narrow = spec("s", patterns=("a",), types=("a",))
+    other = replace(narrow, claim="rows") if "claim" in change else spec("s", patterns=("a", "b"), types=("a", "b"))
+    async with running(database.dsn, (narrow, old), lease_seconds=SHORT_LEASE) as before:
+        with database.connect() as connection:
+            connection.execute("select outbox.emit('a', '0', key => 'k')")
+        await auntil(lambda: _count(old, 1), seconds=20, what="the relay delivers")
+        await before.settled()
+        query(database, f"update outbox.sink set {change} where name = 's' returning 1")
+        async with running(database.dsn, (other, new), lease_seconds=SHORT_LEASE) as after:
+            assert after.leases("s").generation == before.leases("s").generation
+            with database.connect() as connection:
+                connection.execute("select outbox.emit('b', '1', key => 'k'), outbox.emit('a', '2', key => 'k')")
+            await owns(before, 0)
+            await owns(after, SHARDS)
+            wanted = ["a"] if "claim" in change else ["b", "a"]
+            await auntil(lambda: _count(new, len(wanted)), seconds=20, what="the other relay delivers")
+    assert [event.type for event in new.delivered] == wanted
+    assert len(old.delivered) == 1
+
+
+async def test_no_shard_is_claimed_for_other_routes_of_the_same_generation(database: Database) -> None:
+    """Between two looks at the table of sinks. Goes red when only the number is compared."""
+    async with ledger(database) as books:
+        await books.register(("s", ["a", "b"], "beginning"))
+        generation, routes = books.generations["s"], Routes(("a", "b"), "log")
+        for others in (Routes(("a",), "log"), Routes(("b", "a"), "log"), Routes(("a", "b"), "rows")):
+            assert await books.store.claim_shards("s", uuid4(), generation, 30.0, SHARDS, routes=others) == []
+        assert await books.store.claim_shards("s", uuid4(), generation + 1, 30.0, SHARDS, routes=routes) == []
+        assert len(await books.store.claim_shards("s", uuid4(), generation, 30.0, SHARDS, routes=routes)) == SHARDS
 
 
 async def _count(sink: MemorySink, count: int) -> bool:
@@ -426,10 +474,15 @@ async def test_shards_of_a_claim_without_an_answer_are_served_at_once_and_count_
     harness = RelayHarness(database.dsn, [(spec("s"), sink)], lease_seconds=30.0)
     async with await database.aconnect() as server:
 
-        async def claim_without_answer(*given: Any) -> Any:
+        async def claim_without_answer(*given: Any, routes: Routes) -> Any:
             harness.store.claim_shards = claim  # type: ignore[method-assign]
             names = ("sink", "owner", "generation", "lease", "most", "free_for")
-            parameters = {**dict(zip(names, given, strict=True)), "lapsed_for": 0.0}
+            parameters = {
+                **dict(zip(names, given, strict=True)),
+                "lapsed_for": 0.0,
+                "patterns": list(routes.patterns),
+                "claim": routes.claim,
+            }
             cursor = await server.execute(statements()["claim_shards"], parameters)
             assert cursor.rowcount == SHARDS
             if not late:

@@ -26,6 +26,7 @@ from tests.support.relay_harness import running, spec
 from tests.support.sink_actions import call, register, remove, rename, seek
 from tests.support.wait import until
 
+ANY_ROUTES = {"patterns": None, "claim": None}
 LAPSE = "update outbox.shard set lease_until = now() - interval '1 second'"
 PASSES = "select kind, generation, ended_at is not null from outbox.sink_pass where shard = %s order by seq"
 READ = """
@@ -144,7 +145,9 @@ async def test_a_claim_counts_for_the_generation_that_its_statement_saw(books: L
     with books.database.connect(autocommit=True) as gate, books.database.connect(autocommit=True) as relay:
         gate.execute("select pg_advisory_lock(77)")
         text = statements()["claim_shards"]
-        claimed = threading.Thread(target=relay.execute, args=(text, {**claim, "free_for": 0.0, "lapsed_for": 0.0}))
+        claimed = threading.Thread(
+            target=relay.execute, args=(text, {**claim, **ANY_ROUTES, "free_for": 0.0, "lapsed_for": 0.0})
+        )
         claimed.start()
         waits = "select from pg_locks where locktype = 'advisory' and not granted"
         until(lambda: books.query(waits), seconds=20, what="the claim waits")
@@ -246,7 +249,7 @@ def claim(database: Database, generation: int) -> None:
 def claim_on(connection: Any, generation: int) -> None:
     """Claim every shard of the sink `s` for a new relay, in the transaction of a connection."""
     values = {"sink": "s", "owner": uuid4(), "generation": generation, "lease": 60.0, "most": 64}
-    connection.execute(statements()["claim_shards"], {**values, "free_for": 0.0, "lapsed_for": 0.0})
+    connection.execute(statements()["claim_shards"], {**values, **ANY_ROUTES, "free_for": 0.0, "lapsed_for": 0.0})
 
 
 def test_a_claim_looks_each_row_ahead_up_and_reads_no_log(database: Database) -> None:

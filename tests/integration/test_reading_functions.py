@@ -242,7 +242,7 @@ def claim_shards(connection: Connection, sink: str) -> list[tuple[Any, ...]]:
     """Claim every shard whose lease has lapsed, for the other relay."""
     return call(
         connection, "claim_shards", sink=sink, owner=OTHER, generation=1, lease=15.0, most=64, free_for=0.0,
-        lapsed_for=0.0,
+        lapsed_for=0.0, patterns=None, claim=None,
     )  # fmt: skip
 
 

@@ -168,7 +168,10 @@ class RelayHarness:
         assert await self.store.state_limits({s.name: s.limits for s in specs}) == {}
         for sink_spec, sink in self.sinks:
             await sink.open()
-            leases = self.lease_manager.add(sink_spec.name, generations[sink_spec.name], limits=sink_spec.limits)
+            generation = generations[sink_spec.name]
+            leases = self.lease_manager.add(
+                sink_spec.name, generation, limits=sink_spec.limits, routes=sink_spec.routes
+            )
             self.relays.append(
                 SinkRelay(
                     sink_spec, sink, self.store, self.ticker, self.lease_manager, leases, self._log, self.stopping

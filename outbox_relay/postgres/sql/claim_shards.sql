@@ -1,4 +1,5 @@
--- Claim up to `most` shards that have had no owner for `free_for` seconds. An expired lease counts as a crash. A shard at
+-- Claim up to `most` shards that have had no owner for `free_for` seconds, if the sink has these patterns and this claim:
+-- after a restore, its generation may be a number that was given out before, for others. An expired lease counts as a crash. A shard at
 -- the last epoch can have no further owner: the others are claimed.
 update outbox.shard s
    set owner = %(owner)s::uuid,
@@ -12,7 +13,8 @@ update outbox.shard s
        and c.lease_until <= clock_timestamp() - case when c.owner is null then %(free_for)s::double precision
                                                      else %(lapsed_for)s::double precision end * interval '1 second'
        and (exists (select from outbox.sink k
-                     where k.name = %(sink)s and not k.paused and k.generation = %(generation)s::bigint)
+                     where k.name = %(sink)s and not k.paused and k.generation = %(generation)s::bigint
+                       and (%(patterns)s::text[] is null or (k.patterns = %(patterns)s and k.claim = %(claim)s::text)))
             or exists (select from outbox.replay r join outbox.sink k on k.name = r.target
                         where r.id = outbox.replay_of(%(sink)s) and r.state = 'running' and not k.paused
                           and k.generation = %(generation)s::bigint))
