@@ -64,6 +64,10 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "sink.new_name": "serving a sink under its new name",
         "sink.removed": "this sink was removed; its name is not registered again",
         "sink.missing": "this sink was removed from the database; a restart adds it again",
+        "sink.registered_again": (
+            "this sink is new in the restored database and was registered again: events emitted before are not "
+            "delivered to it; outbox-relay replay does"
+        ),
         "circuit.opened": "circuit opened",
         "circuit.closed": "circuit closed",
         KAFKA_CLIENT: "a line of Kafka's client, which is the message",
@@ -109,6 +113,7 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "schedule.failed": "a schedule cannot fire here",
         "schedules.failed": "schedules will be looked at again",
         "schedules.superseded": "schedules of the file have another definition",
+        "schedules.registered_again": "schedules were missing in the restored database and were registered again",
         "schedules.taken_back": "definitions of the file are in force again",
         # Traces
         "traces.recording": "recording traces",

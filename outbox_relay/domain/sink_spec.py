@@ -24,8 +24,8 @@ class ReplaySpec:
     rate: int | None = None
 
 
-class Routes(NamedTuple):
-    """What a generation of a sink stands for: its event-type patterns, and its setting ``claim``."""
+class SinkRoutes(NamedTuple):
+    """The routes that a generation of a sink names: its event-type patterns, and its setting ``claim``."""
 
     patterns: tuple[str, ...]
     claim: str
@@ -67,9 +67,9 @@ class SinkSpec:
     limits: SinkLimits = field(default=NO_LIMITS, compare=False)
 
     @property
-    def routes(self) -> Routes | None:
+    def routes(self) -> SinkRoutes | None:
         """The routes of the sink; None for a replay, which has none."""
-        return None if self.replay is not None else Routes(tuple(self.patterns), self.claim)
+        return None if self.replay is not None else SinkRoutes(tuple(self.patterns), self.claim)
 
     @property
     def queued(self) -> bool:

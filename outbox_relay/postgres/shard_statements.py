@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from outbox_relay.domain.errors import PositionsMissing
-from outbox_relay.domain.sink_spec import Routes
+from outbox_relay.domain.sink_spec import SinkRoutes
 from outbox_relay.domain.window import Position, Tick
 from outbox_relay.postgres.database import Database
 from outbox_relay.postgres.rows import Claimed, RelayRank
@@ -25,11 +25,11 @@ class ShardStatements(Database):
         most: int,
         unowned_for: float = 0.0,
         *,
-        routes: Routes | None = None,
+        routes: SinkRoutes | None = None,
     ) -> list[Claimed]:
         """Claim up to ``most`` shards that have had no owner for ``unowned_for`` seconds.
 
-        None is claimed unless ``generation`` is in force, and stands for ``routes`` if these are given.
+        None is claimed unless ``generation`` is in force, with ``routes`` if these are given.
         """
         parameters = {
             "sink": sink,

@@ -18,7 +18,7 @@ from outbox_relay.domain.event import SHARDS
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.rate_limited_log import RateLimitedLog
 from outbox_relay.domain.sink_limits import NO_LIMITS, SinkLimits
-from outbox_relay.domain.sink_spec import Routes
+from outbox_relay.domain.sink_spec import SinkRoutes
 from outbox_relay.postgres.connection_slots import LEASES, caller
 from outbox_relay.postgres.rows import Claimed, SinkRow
 from outbox_relay.postgres.store import Store
@@ -69,9 +69,9 @@ class LeaseManager:
         generation: int,
         configured: str | None = None,
         limits: SinkLimits = NO_LIMITS,
-        routes: Routes | None = None,
+        routes: SinkRoutes | None = None,
     ) -> SinkLeases:
-        """Serve ``sink`` under ``generation``, which stands for ``routes``, within ``limits``.
+        """Serve ``sink`` under ``generation``, that of ``routes``, within ``limits``.
 
         The settings call it ``configured``, by default the same. Return its leases, which come as shards are claimed.
         """

@@ -7,7 +7,7 @@ so waits until no live relay has the one in force, and then registers its own ag
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -29,9 +29,19 @@ Definition = Mapping[str, Any]
 
 
 class ScheduleDefinitions:
-    """The definitions of one relay's file, of which ``wanted`` are the first."""
+    """The definitions of one relay's file, of which ``wanted`` are the first.
 
-    def __init__(self, store: Store, relay: UUID, wanted: Sequence[Definition], log: BoundLogger) -> None:
+    ``incarnation`` returns that of the server, or None while it is not known.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        relay: UUID,
+        wanted: Sequence[Definition],
+        log: BoundLogger,
+        incarnation: Callable[[], str | None],
+    ) -> None:
         self._store = store
         self._relay = relay
         self._wanted = wanted
@@ -41,6 +51,9 @@ class ScheduleDefinitions:
         self._others: dict[str, tuple[int, int]] = {}
         """Generations of other definitions in force, each with the number of looks at which no relay had it."""
         self._held_at = float("-inf")
+        self._incarnation = incarnation
+        self._known_in: str | None = None
+        """The server's incarnation when the database had the schedules of the file."""
         self.registered = False
         """True once the database has the schedules of the file."""
 
@@ -56,9 +69,24 @@ class ScheduleDefinitions:
             self._known = await self._store.register_schedules(wanted) if wanted else {}
             self._others, self._held_at = {}, float("-inf")
             self.registered = wanted is self._wanted
+            self._known_in = self._incarnation()
+        elif (now_in := self._incarnation()) not in (None, self._known_in):
+            await self._restore_missing()
+            self._known_in = now_in
         if (wanted or self._held_at == float("-inf")) and time.monotonic() - self._held_at >= HOLD_SECONDS:
             await self._compare(await self._store.hold_schedules(self._relay, self._known))
             self._held_at = time.monotonic()
+
+    async def _restore_missing(self) -> None:
+        """Register the schedules that the database does not have: it may be of a state from before they were.
+
+        Those that it has are left alone. Other relays may have changed them since.
+        """
+        present = await self._store.known_schedules([each["name"] for each in self._wanted])
+        if missing := [each for each in self._wanted if each["name"] not in present]:
+            self._known |= await self._store.register_schedules(missing)
+            names = [each["name"] for each in missing]
+            self._log.warning("schedules.registered_again", schedules=names[:MOST_NAMED], count=len(names))
 
     async def _compare(self, found: Iterable[OtherGeneration]) -> None:
         """Adopt the generations of definitions that are ours, and replace those that no live relay has."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from outbox_relay.domain.event import SHARDS
 from outbox_relay.domain.sink_limits import NO_LIMITS, SinkLimits
-from outbox_relay.domain.sink_spec import Routes
+from outbox_relay.domain.sink_spec import SinkRoutes
 from outbox_relay.postgres.rows import SinkRow
 
 UNSERVED_RENEWALS = 4
@@ -50,8 +50,8 @@ class SinkLeases:
     """The generation of the sink's routes that this relay serves."""
     limits: SinkLimits = NO_LIMITS
     """The limits across all relays, as of the database's last answer."""
-    routes: Routes | None = None
-    """What the generation stands for here. None for a replay, which is served for as long as its target is."""
+    routes: SinkRoutes | None = None
+    """The routes of this generation here. None for a replay, which is served for as long as its target is."""
     row: SinkRow = field(init=False)
     """The sink in the database, as of its last answer, with what this relay has written since."""
     wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -78,6 +78,8 @@ class SinkLeases:
     """The number of shards to drain and release."""
     doubtful_until: float = field(default=0.0, init=False)
     """The ``lease_clock()`` value until which a claim without an answer may have taken effect."""
+    observations: int = field(default=0, init=False)
+    """The number of answers of the database that had the sink."""
     losses: int = field(default=0, init=False)
     """The number of shards that this relay lost to the end of their leases, since it started."""
     _held: dict[int, Lease] = field(default_factory=dict[int, Lease], init=False)
@@ -215,8 +217,8 @@ class SinkLeases:
         """True if the last answer had an older generation, and it is unknown whether that is the newest."""
         return self._behind == 1
 
-    def serve(self, generation: int, routes: Routes | None) -> None:
-        """Serve the sink under another generation, which stands for ``routes``.
+    def serve(self, generation: int, routes: SinkRoutes | None) -> None:
+        """Serve the sink under another generation, that of ``routes``.
 
         The sink counts as superseded only by a generation above this one. The next answer of the database would come
         too late: until then the relay would take the sink back from itself.
@@ -237,6 +239,7 @@ class SinkLeases:
         """
         self.removed = self.former = False
         self.renamed_to = None
+        self.observations += 1
         self.row, self.limits = row, row.limits
         self._observe_probes(row.probes)
         if row.paused:
@@ -252,7 +255,7 @@ class SinkLeases:
 
     def _is_of_others(self, row: SinkRow) -> bool:
         is_same = row.generation == self.generation
-        return is_same and self.routes not in (None, Routes(tuple(row.patterns), row.claim))
+        return is_same and self.routes not in (None, SinkRoutes(tuple(row.patterns), row.claim))
 
     def _observe_probes(self, probes: int) -> None:
         """Wake the session's loop if a person has asked for a probe since the last answer."""

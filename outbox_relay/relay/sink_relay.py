@@ -18,6 +18,7 @@ from outbox_relay.domain.errors import DatabaseUnusable, PositionsMissing, Relay
 from outbox_relay.domain.measures import SinkMeasures
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.postgres.connection_slots import REPLAYS, caller, sink_caller
+from outbox_relay.postgres.rows import TickResult
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.attempt_recorder import AttemptRecorder
 from outbox_relay.relay.leases import LeaseManager
@@ -89,6 +90,12 @@ class SinkRelay:
     _drained: bool = True
     _refusal: DatabaseUnusable | None = None
     _caller: str = ""
+    _began: TickResult | None = None
+    """The tick with which the session began."""
+    _observations: int = 0
+    """The number of answers that had the sink before this session."""
+    _seen_in: str | None = None
+    """The incarnation of the server that had the sink last."""
     _in_hand: RowsInHand = field(default_factory=RowsInHand)
 
     def __post_init__(self) -> None:
@@ -185,7 +192,9 @@ class SinkRelay:
         await self.sink.reset()
         self._adopt_name()
         await self.store.check_session()
-        server, session_epoch = (await self.ticker.refresh()).incarnation, self.ticker.session_epoch
+        self._observations = self.leases.observations
+        self._began = await self.ticker.refresh()
+        server, session_epoch = self._began.incarnation, self.ticker.session_epoch
         await self.lease_manager.reclaim(self.leases)
         await self._give_rows_back()
         return Start(server, session_epoch, await self.store.floor())
@@ -219,6 +228,7 @@ class SinkRelay:
         log_reader, parked, wake = session.log_reader, session.parked, self.leases.wake
         while not self.stopping.is_set() or self.leases.held or parked.under_way:
             self._adopt_reload(parked)
+            await self._register_again()
             await self._serve_again()
             wake.clear()
             if self.leases.take_probe_request():
@@ -248,6 +258,29 @@ class SinkRelay:
             self.sink = following.sink
         self.leases.serve(following.generation, self.spec.routes)
         raise Reloaded("the configuration was reloaded")
+
+    async def _register_again(self) -> None:
+        """Register the sink again if the database was restored to a state from before its registration.
+
+        It begins with the first tick of this session: no event from before the restore is delivered to it, as far as
+        its ``start`` does not say so. A sink that was removed, or whose row was deleted, stays as it is.
+        """
+        leases, spec, began = self.leases, self.spec, self._began
+        if began is None or not leases.removed:
+            if began is not None and leases.observations > self._observations:
+                self._seen_in = began.incarnation
+            return
+        if leases.former or self._seen_in in (None, began.incarnation) or self._next or self.stopping.is_set():
+            return
+        queued = [spec.name] if spec.queued else []
+        wanted = [(spec.name, spec.patterns, spec.start)]
+        generations = await self.store.register_sinks(wanted, began.tick, queued=queued, server=began.incarnation)
+        if generation := generations.get(spec.name):
+            await self.store.state_limits({spec.name: spec.limits}, began.incarnation)
+            self._seen_in = began.incarnation
+            self.log.warning("sink.registered_again", since=began.now.isoformat())
+            leases.serve(generation, spec.routes)
+            raise Reloaded("the sink was registered again")
 
     async def _serve_again(self) -> None:
         """Take a superseded sink back, once its routes match or its relays are gone."""

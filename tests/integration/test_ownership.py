@@ -14,7 +14,7 @@ from outbox_relay.domain.errors import LeaseLost, SessionReset, StatementFailed
 from outbox_relay.domain.event import SHARDS, StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Verdict
 from outbox_relay.domain.retry import RetryPolicy
-from outbox_relay.domain.sink_spec import Routes
+from outbox_relay.domain.sink_spec import SinkRoutes
 from outbox_relay.domain.window import BEGINNING, Position
 from outbox_relay.postgres.database import statements
 from outbox_relay.postgres.rows import DeliveredRow, NewRow, RowUpdate
@@ -412,8 +412,8 @@ async def test_no_shard_is_claimed_for_other_routes_of_the_same_generation(datab
     """Between two looks at the table of sinks. Goes red when only the number is compared."""
     async with ledger(database) as books:
         await books.register(("s", ["a", "b"], "beginning"))
-        generation, routes = books.generations["s"], Routes(("a", "b"), "log")
-        for others in (Routes(("a",), "log"), Routes(("b", "a"), "log"), Routes(("a", "b"), "rows")):
+        generation, routes = books.generations["s"], SinkRoutes(("a", "b"), "log")
+        for others in (SinkRoutes(("a",), "log"), SinkRoutes(("b", "a"), "log"), SinkRoutes(("a", "b"), "rows")):
             assert await books.store.claim_shards("s", uuid4(), generation, 30.0, SHARDS, routes=others) == []
         assert await books.store.claim_shards("s", uuid4(), generation + 1, 30.0, SHARDS, routes=routes) == []
         assert len(await books.store.claim_shards("s", uuid4(), generation, 30.0, SHARDS, routes=routes)) == SHARDS
@@ -474,7 +474,7 @@ async def test_shards_of_a_claim_without_an_answer_are_served_at_once_and_count_
     harness = RelayHarness(database.dsn, [(spec("s"), sink)], lease_seconds=30.0)
     async with await database.aconnect() as server:
 
-        async def claim_without_answer(*given: Any, routes: Routes) -> Any:
+        async def claim_without_answer(*given: Any, routes: SinkRoutes) -> Any:
             harness.store.claim_shards = claim  # type: ignore[method-assign]
             names = ("sink", "owner", "generation", "lease", "most", "free_for")
             parameters = {

@@ -17,8 +17,8 @@ from tests.support.database import Database
 from tests.support.ledger import ledger
 from tests.support.memory_sink import MemorySink
 from tests.support.postgres import PostgresServer
-from tests.support.relay_harness import CountingStore, running, spec
-from tests.support.wait import auntil, until
+from tests.support.relay_harness import LOST, CountingStore, running, spec
+from tests.support.wait import auntil, becomes, until
 
 AHEAD = 3000
 """Transactions by which the first cluster of a drill is ahead of a new one."""
@@ -349,3 +349,40 @@ def recover(server: PostgresServer, backup: Path, archive: Path) -> None:
             seconds=30,
             what="the server has left recovery",
         )
+
+
+async def test_a_sink_whose_registration_a_restore_takes_back_is_registered_again() -> None:
+    """Goes red when the relay waits for a restart, which passes over the events emitted meanwhile."""
+    with PostgresServer() as server, shop(server) as database:
+        backup = server.directory / "backup"
+        server.run("pg_basebackup", "-D", backup, "-c", "fast", "-X", "fetch", "-d", server.dsn())
+        sink = MemorySink()
+        expects = {*LOST, "reload"}
+        async with running(database.dsn, (spec("mail"), sink), lease_seconds=3, expects=expects) as harness:
+            before = emit(database)
+            await has_arrived(sink, before)
+            await harness.settled()
+            database.close()
+            server.stop("fast")
+            shutil.rmtree(server.data)
+            backup.rename(server.data)
+            server.start()
+            await becomes(lambda: database.run("select from outbox.sink"), "the sink is registered again")
+            after = emit(database)
+            await has_arrived(sink, after)
+        assert [event.uid for event in sink.delivered] == before + after
+
+
+async def test_a_sink_whose_row_is_deleted_by_hand_is_not_registered_again(database: Database) -> None:
+    async with running(database.dsn, (spec("s"), MemorySink()), lease_seconds=3, expects={"lease_lost"}) as harness:
+        await harness.owns_all()
+        do(database, "delete from outbox.sink")
+        await becomes(lambda: harness.leases("s").removed, "the relay knows it")
+        known_at = harness.lease_manager.answered_at
+        await becomes(lambda: harness.lease_manager.answered_at > known_at + 2, "it looks again")
+        assert database.run("select from outbox.sink") == []
+
+
+async def has_arrived(sink: MemorySink, uids: list[str]) -> None:
+    """Wait until the sink has all of these events."""
+    await becomes(lambda: not set(uids) - {event.uid for event in sink.delivered}, f"{len(uids)} events are delivered")

@@ -145,6 +145,29 @@ async def test_a_reload_brings_back_a_schedule_that_was_removed(database: Databa
         await becomes(lambda: query(database, "select from outbox.schedule"), "it is registered again")
 
 
+async def test_a_schedule_that_a_restore_took_back_is_registered_again(
+    database: Database, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goes red when the relay does not ask after a change of servers. One that is there is left as it is."""
+    monkeypatch.setattr("outbox_relay.relay.schedule_definitions.HOLD_SECONDS", 0.0)
+    server = ["before"]
+    one = part(store, schedule("kept"), schedule("gone"), incarnation=lambda: server[0])
+    async with running(one):
+        await becomes(lambda: query(database, "select from outbox.schedule") == [(), ()], "both are registered")
+        query(database, "update outbox.schedule set cron = '1 1 1 1 *', generation = generation + 1 "
+                        "where name = 'kept' returning 1")  # fmt: skip
+        query(database, "delete from outbox.schedule where name = 'gone' returning 1")
+        await becomes(lambda: one.definitions._others, "the relay has looked since")  # pyright: ignore[reportPrivateUsage]
+        assert names(database) == ["kept"]
+        server[0] = "restored"
+        await becomes(lambda: names(database) == ["gone", "kept"], "the missing one is registered again")
+        assert row(database, "kept")["cron"] == "1 1 1 1 *"
+
+
+def names(database: Database) -> list[str]:
+    return [name for (name,) in query(database, "select name from outbox.schedule order by name")]
+
+
 async def test_the_relay_that_registers_last_decides_and_others_fire_as_it_says(
     database: Database, store: Store
 ) -> None:

@@ -44,7 +44,7 @@ class Answers:
         await self.late.wait()
         return owned
 
-    async def claim_shards(self, *_: object, routes: object = None) -> list[Claimed]:
+    async def claim_shards(self, *_: object, **_given: object) -> list[Claimed]:
         """All that are free."""
         owned = {claimed.shard for claimed in self.owned}
         self.epoch += 1
