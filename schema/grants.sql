@@ -33,7 +33,7 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
                           'trim_scheduled_changes}', null, 'EXECUTE'),
     -- The queue of sinks with claim = "rows".
     ('relay', 'function', '{claim_queued, due_rows, give_queued_back, next_tenants, park_window, queue_due_rows}', null, 'EXECUTE'),
-    ('owner', 'function', '{may_change_claim, row_revived}', null, 'EXECUTE'),
+    ('owner', 'function', '{may_change_claim, row_revived, row_went_early}', null, 'EXECUTE'),
     ('owner', 'function', '{change_scheduled, claim_unique_key, drop_cancelled, not_to_replay, queue_fault, require_own_key, '
                           'scheduled_event, uid_lock}', null, 'EXECUTE'),
     ('relay', 'table', '{sink}', '{last_error_mended_at}', 'UPDATE'),

@@ -18,7 +18,9 @@ from outbox_relay import outbox
 from outbox_relay.domain.outcomes import Failed, Refused
 from outbox_relay.outbox import Event, InvalidEvent
 from outbox_relay.postgres.migrations import migrate
+from tests.support.command import inside
 from tests.support.database import Database, query
+from tests.support.erasing import erase
 from tests.support.lock_waits import begun
 from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import running, spec
@@ -308,6 +310,39 @@ async def test_a_cancelled_event_gives_its_key_back(database: Database) -> None:
         query(database, "select outbox.apply_scheduled_changes(500)")
     assert query(database, "select from outbox.unique_key") == []
     assert emit(database) != uid
+
+
+ENDS = {
+    "discarded": ("dead", "discard", "--state", "scheduled", "--reason", "no use", "--yes"),
+    "with its sink": ("sinks", "remove", "s", "--yes"),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+async def test_a_scheduled_event_that_ends_before_its_time_gives_its_key_back(database: Database, how: str) -> None:
+    """Goes red when the key is looked at in an hour: until then jobs would be merged into one that never runs."""
+    uid = emit(database, deliver_at=datetime.now(UTC) + timedelta(days=365))
+    async with running(database.dsn, (spec("s"), MemorySink())) as harness:
+        await becomes(lambda: query(database, "select from outbox.delivery"), "it is a row")
+        await harness.settled()
+    ended = await asyncio.to_thread(inside, *ENDS[how], "--dsn", database.dsn)
+    assert ended.code == 0, ended
+    assert query(database, "select from outbox.delivery") == []
+    query(database, FINISH)
+    assert query(database, "select from outbox.unique_key") == []
+    assert emit(database) != uid
+
+
+async def test_an_event_that_is_erased_gives_its_key_back(database: Database) -> None:
+    """It may name the subject. Goes red when only a relay deletes it, later."""
+    with database.connect() as connection:
+        uid = outbox.emit(connection, "job", 1, key="customer-18", unique_key="mail-customer-18")
+    async with running(database.dsn, (spec("s"), sink := MemorySink())):
+        await _delivered(sink, 1)
+        assert query(database, "select from outbox.unique_key") == [()]
+        await becomes(lambda: erase(database, "--key", "customer-18").code == 0, "its position has passed it")
+    assert query(database, "select from outbox.unique_key") == []
+    assert emit(database, "mail-customer-18") != uid
 
 
 async def test_emitters_that_share_a_key_do_not_keep_it_in_use(

@@ -1,5 +1,5 @@
--- A claim can begin where the last one ended, and tells which events were tried before. Relays of earlier versions work on this
--- schema.
+-- A claim can begin where the last one ended, and tells which events were tried before. The unique key of an event
+-- that is discarded before its time, or erased, is free soon. Relays of earlier versions work on this schema.
 
 -- As in version 21, and a claim can begin behind the place where the last one ended, so that it does not pass by the rows in
 -- flight again: of the rows that wait, only those behind `after_due` and `after_id` are looked at, or all if these are null.
@@ -346,5 +346,65 @@ begin
                    then format('payload has %s bytes, more than the ceiling of %s', octet_length(d.payload), ceiling)
               end,
               places[width_bucket(d.id, ids)], case when fair then walk_end end, d.last_attempt_at is not null;
+end
+$$;
+
+-- ---------------------------------------------------------------------------------------------------------
+-- Unique keys
+-- ---------------------------------------------------------------------------------------------------------
+
+-- The key of an event that loses its row before it is due is looked at now: it was scheduled, and the next look would be at
+-- its time, or in an hour.
+create function outbox.row_went_early() returns trigger
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    update outbox.unique_key k set look_at = clock_timestamp()
+     where k.ctid = any (array(select l.ctid from outbox.unique_key l where l.uid = old.uid for update skip locked));
+    return null;
+end
+$$;
+
+create trigger row_went_early after delete on outbox.delivery
+for each row when (old.deliver_at is not null and old.due_at > statement_timestamp() and old.sink < '~')
+execute function outbox.row_went_early();
+
+-- As in version 9, and the unique keys of the events are deleted: they may name the subject.
+create or replace function outbox.change_events(
+    e outbox.erasure, key text, uid uuid, ids bigint[], later bigint, upto_id bigint
+) returns void
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_custom_plan
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_variable
+declare
+    uids uuid[];
+    parts regclass[];
+    earliest timestamptz;
+begin
+    with husks as (
+        update outbox.event v
+           set payload = '', headers = null, key = null, content_type = 'application/x-erased'
+         where v.id = any (ids) and (v.key = change_events.key or v.uid = change_events.uid)
+        returning v.uid, v.tableoid::regclass as part, v.created_at
+    )
+    select array_agg(h.uid), array_agg(distinct h.part), min(h.created_at) into uids, parts, earliest from husks h;
+    update outbox.erasure o
+       set done = o.done + coalesce(cardinality(uids), 0), left_over = o.left_over + later,
+           first_at = least(o.first_at, earliest)
+     where o.id = e.id;
+    uids := uids || change_events.uid;
+    update outbox.attempt a set error = null, detail = null
+     where a.uid = any (uids) and (a.error is not null or a.detail is not null);
+    delete from outbox.unique_key k where k.uid = any (uids);
+    update outbox.discarded m set reason = 'erased' where m.uid = any (uids) and m.reason <> 'erased';
+    delete from outbox.delivery d
+     where (d.uid = any (uids) or (d.id > e.place and d.id <= upto_id and d.key = change_events.key))
+       and d.sink < '~' and not exists (select from outbox.sink k where k.name = d.sink);
+    perform outbox.supersede_archives(parts) where parts is not null;
 end
 $$;
