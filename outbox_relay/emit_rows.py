@@ -13,7 +13,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, ClassVar, Final, Protocol, TypeAlias, cast
 from uuid import UUID
 
@@ -218,7 +218,10 @@ def _declared(event: Event, instance: object) -> Event:
         raise InvalidEvent(f"payload is given twice: the {name} is the payload, so leave out payload=")
     if event.dumps is not None:
         raise InvalidEvent(f"dumps must be left out: the class {name} says how it is serialised")
-    key = found.key_of(instance) if event.key is None else event.key
+    try:
+        key = found.key_of(instance) if event.key is None else event.key
+    except AttributeError:  # made without its fields, as by pydantic's model_construct
+        raise InvalidEvent(f"key cannot be taken from the {name}, which lacks the field") from None
     return replace(event, type=found.type, payload=found.payload_of(instance), key=key)
 
 
@@ -226,6 +229,8 @@ def _undeclared(instance: object) -> str:
     name = type(instance).__name__
     if isinstance(instance, type):
         return f"type must be a str or an instance of a class with @event, not the class {instance.__name__}"
+    if isinstance(instance, Event):
+        return "type is an Event: pass a list of them to emit_many, or the fields of one to emit"
     if any(DECLARATION in base.__dict__ for base in type(instance).__mro__):
         return f"type is a {name}, which has no @event of its own: decorate it too, as its base class is"
     if is_dataclass(instance) or hasattr(instance, "__pydantic_fields__") or hasattr(instance, "__struct_fields__"):
@@ -358,7 +363,10 @@ def time_text(name: str, value: object) -> str:
         raise InvalidEvent(f"{name} must be a datetime, not {type(value).__name__}")
     if value.utcoffset() is None:
         raise InvalidEvent(f"{name} must have a time zone, such as datetime.now(UTC)")
-    return value.isoformat()
+    try:
+        return value.astimezone(UTC).isoformat()  # PostgreSQL takes offsets up to 16 hours, in whole seconds
+    except OverflowError:
+        raise InvalidEvent(f"{name} lies outside the years 1 to 9999 in UTC") from None
 
 
 def uid_text(uid: object) -> str:

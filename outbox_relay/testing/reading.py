@@ -5,22 +5,27 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any, TypeAlias, cast
 from uuid import UUID
 
 OF_TRANSACTION = """
-select cast(uid as text), type, key, payload, content_type, cast(headers as text), deliver_at from outbox.emitted()
+select cast(uid as text), type, key, payload, content_type, cast(headers as text),
+       cast(extract(epoch from deliver_at) as text)
+  from outbox.emitted()
 """
 NEWEST = "select coalesce(max(id), 0) from outbox.event"
 SINCE = """
-select cast(uid as text), type, key, payload, content_type, cast(headers as text), deliver_at
+select cast(uid as text), type, key, payload, content_type, cast(headers as text),
+       cast(extract(epoch from deliver_at) as text)
   from outbox.event where id > {:d} order by id
 """
 """The events above an id: those committed meanwhile, and those of the own transaction."""
 NO_RIGHT = "42501"
 """The SQLSTATE of a missing privilege."""
 
+FIRST_TIME, LAST_TIME = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 OUTSIDE = (
     "no transaction is open on this connection, so nothing that was emitted can be seen: begin it before the code under"
     " test, or use `with outbox_events(conn):` around code that commits"
@@ -33,7 +38,10 @@ AsyncRead: TypeAlias = Callable[[str], Awaitable[Rows]]
 
 @dataclass(frozen=True, slots=True)
 class EmittedEvent:
-    """An event that was emitted. ``payload`` is decoded if its content type is JSON, and bytes otherwise."""
+    """An event that was emitted. ``payload`` is decoded if its content type is JSON, and bytes otherwise.
+
+    ``deliver_at`` is in UTC, and the first or last time that Python has if it lies outside of them.
+    """
 
     uid: UUID
     type: str
@@ -46,10 +54,34 @@ class EmittedEvent:
 
 def events_of(rows: Rows) -> list[EmittedEvent]:
     """Return the events of the rows of a query."""
-    return [
-        EmittedEvent(UUID(uid), kind, key, _decoded(bytes(payload), content_type), content_type, _headers(headers), at)
-        for uid, kind, key, payload, content_type, headers, at in rows
-    ]
+    return [_event(*row) for row in rows]
+
+
+def _event(uid: Any, kind: Any, key: Any, payload: Any, content_type: Any, headers: Any, epoch: Any) -> EmittedEvent:
+    media, members, seconds = _text(content_type) or "", _text(headers), _text(epoch)
+    return EmittedEvent(
+        UUID(_text(uid)),
+        _text(kind) or "",
+        _text(key),
+        _decoded(bytes(payload), media),
+        media,
+        None if members is None else json.loads(members),
+        None if seconds is None else _time(seconds),
+    )
+
+
+def _text(value: str | bytes | None) -> str | None:
+    """Return a text, which drivers give as bytes if the connection has the encoding SQL_ASCII."""
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _time(epoch: str) -> datetime:
+    """Return a time that is given in seconds since 1970, which no setting of the session changes."""
+    seconds = Decimal(epoch)
+    try:
+        return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=int(seconds * 1_000_000))
+    except (OverflowError, ValueError):
+        return LAST_TIME if seconds > 0 else FIRST_TIME
 
 
 def _decoded(payload: bytes, content_type: str) -> Any:
@@ -58,12 +90,8 @@ def _decoded(payload: bytes, content_type: str) -> Any:
         return payload
     try:
         return json.loads(payload)
-    except ValueError:
+    except (ValueError, RecursionError):  # JSON of PostgreSQL may be nested more deeply than Python reads
         return payload
-
-
-def _headers(text: str | None) -> dict[str, str] | None:
-    return None if text is None else json.loads(text)
 
 
 def reader(conn: object) -> Read:

@@ -6,7 +6,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 from uuid import NAMESPACE_DNS, UUID, uuid4
@@ -406,6 +406,7 @@ def fails(payload: object) -> str:
     raise KeyError(payload)
 
 
+WEST = timezone(-timedelta(hours=3))
 UNSENT: list[tuple[dict[str, Any], str]] = [
     ({"type": 7}, "type must be a str, not int"),
     ({"type": "a\0"}, "type must not have a NUL character"),
@@ -419,6 +420,7 @@ UNSENT: list[tuple[dict[str, Any], str]] = [
     ({"headers": {"a": "\udfff"}}, "the value of header 'a' must be UTF-8; it has a lone surrogate"),
     ({"deliver_at": "tomorrow"}, "deliver_at must be a datetime, not str"),
     ({"deliver_at": datetime(2030, 1, 1)}, "deliver_at must have a time zone, such as datetime.now(UTC)"),  # noqa: DTZ001
+    ({"deliver_at": datetime.max.replace(tzinfo=WEST)}, "deliver_at lies outside the years 1 to 9999 in UTC"),
     ({"uid": "x"}, "uid must be a uuid.UUID, not str"),
     ({"content_type": 7}, "content_type must be a str, not int"),
     ({"payload": b"x"}, "payload is bytes, so content_type is needed, such as 'application/octet-stream'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from outbox_relay.contrib import asyncpg as of_asyncpg
 from outbox_relay.contrib import sqlalchemy as of_sqlalchemy
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.testing import EmittedEvent, OutboxEvents
+from outbox_relay.testing.reading import FIRST_TIME, LAST_TIME
 from tests.support.database import Database, query
 from tests.support.drivers import address, url
 from tests.support.roles import new_role
@@ -314,3 +316,34 @@ def test_pytest_finds_the_fixture_by_itself(database: Database, tmp_path: Path) 
     ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
     assert "2 passed" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("style", ["SQL, DMY", "German", "Postgres"])
+def test_times_are_read_whatever_the_session_shows(database: Database, style: str) -> None:
+    offset = timezone(timedelta(hours=23, minutes=59, seconds=7, microseconds=5))
+    times = [datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=offset), datetime(9998, 12, 30, tzinfo=UTC)]
+    with database.connect() as conn:
+        conn.execute(f"set datestyle to {style}; set timezone to 'Pacific/Kiritimati'".encode())
+        outbox.emit_many(conn, [outbox.Event("a", 1, deliver_at=at) for at in times])
+        assert [event.deliver_at for event in OutboxEvents(conn).emitted()] == times
+        for text in ("infinity", "-infinity", "0001-01-01 BC", "0001-01-01 00:00+14"):
+            conn.execute("update outbox.event set deliver_at = %s::timestamptz", (text,))
+            limit = LAST_TIME if text == "infinity" else FIRST_TIME
+            assert {event.deliver_at for event in OutboxEvents(conn).emitted()} == {limit}
+
+
+def test_deeply_nested_payloads_are_given_as_they_are(database: Database) -> None:
+    deep = b"[" * 5000 + b"]" * 5000
+    with database.connect() as conn:
+        outbox.emit(conn, "a", deep, content_type="application/json")
+        [event] = OutboxEvents(conn).emitted()
+    assert event.payload == deep
+
+
+def test_a_connection_without_an_encoding_is_read(database: Database) -> None:
+    with database.connect() as conn:
+        conn.execute("set client_encoding to sql_ascii")
+        uid = outbox.emit(conn, "a", {"n": 1}, key="k", headers={"x": "1"})
+        assert OutboxEvents(conn).emitted() == [
+            EmittedEvent(uid, "a", "k", {"n": 1}, "application/json", {"x": "1"}, None)
+        ]

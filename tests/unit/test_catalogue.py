@@ -81,6 +81,8 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: row_of(Event("a", {"orders": [{"total": Decimal(1)}]})), r"type Decimal .* at \$.orders\[0\].total"),
     (lambda: row_of(Event("a", {f"{SECRET}@b": Decimal(1)})), r"type Decimal .* at \$.\*"),
     (lambda: rows_of([Event("a", 1), Event(Undeclared(1))]), "event 1: type is a Undeclared"),
+    (lambda: row_of(Event(cast(Any, Event("a", 1)))), "type is an Event: pass a list of them to emit_many"),
+    (lambda: row_of(Event(OrderCreated.model_construct())), "key cannot be taken from the OrderCreated"),
     (lambda: rows_of([Event("a", 1), Event("b")]), "event 1: payload is missing"),
     (lambda: event("order created"), "' ' at character 6"),
     (lambda: event("outbox.dead"), "is reserved"),
