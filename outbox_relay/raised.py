@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import PurePath
+import os
+from pathlib import Path, PurePath
+
+_LIBRARIES = ("/site-packages/", "/dist-packages/", f"{Path(os.__file__).parent}/", f"{Path(__file__).parent}/")
 
 
 def raised(error: BaseException) -> str:
-    """Return the class of ``error`` and the line of code that raised it."""
-    name, trace = type(error).__name__, error.__traceback__
-    while trace is not None and trace.tb_next is not None:
+    """Return the class of ``error`` and the line of code that raised it, outside of libraries if there is one."""
+    name, trace, place, own = type(error).__name__, error.__traceback__, None, None
+    while trace is not None:
+        filename = trace.tb_frame.f_code.co_filename
+        place = filename, trace.tb_lineno
+        own = own if any(part in filename for part in _LIBRARIES) else place
         trace = trace.tb_next
-    if trace is None or "importlib" in trace.tb_frame.f_code.co_filename:
+    if place is None or "importlib" in place[0]:
         return name
-    place = "/".join(PurePath(trace.tb_frame.f_code.co_filename).parts[-2:])
-    return f"{name} at {place}:{trace.tb_lineno}"
+    filename, line = own or place
+    return f"{name} at {'/'.join(PurePath(filename).parts[-2:])}:{line}"

@@ -5,12 +5,13 @@ pydantic and msgspec are imported when a class of theirs is first used.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection
 from functools import cached_property
 from typing import Any, cast
 
 from outbox_relay.emit_rows import InvalidEvent
+
+KEPT_SETTINGS = ("ser_json_timedelta", "ser_json_temporal", "ser_json_bytes")
+"""Settings of a class that a serializer has for values in fields without a type."""
 
 
 class DataclassOrModel:
@@ -26,12 +27,25 @@ class DataclassOrModel:
 
         return TypeAdapter[Any](self._of)
 
+    @cached_property
+    def _serializer(self) -> Any:
+        """A serializer that leaves numbers that are not finite, so that JSON refuses them. Pydantic's writes null.
+
+        What a class writes for them by its own serializers or settings is left as it is.
+        """
+        from pydantic_core import SchemaSerializer
+
+        of, schema = cast(Any, self._of), cast(Any, self._adapter.core_schema)
+        own: dict[str, Any] = getattr(of, "model_config", None) or getattr(of, "__pydantic_config__", None) or {}
+        if not isinstance(schema, dict) or own.get("ser_json_inf_nan") == "strings":
+            return self._adapter.serializer
+        settings: Any = {name: own[name] for name in KEPT_SETTINGS if name in own}
+        return SchemaSerializer(cast(Any, schema), {**settings, "ser_json_inf_nan": "constants"})
+
     def payload_of(self, instance: object) -> Any:
         """Return an instance as ``json.dumps`` takes it. Raises ``InvalidEvent``."""
         try:
             found: Any = self._dumped(instance)
-            if _has_null(found):
-                found = _with_numbers(found, self._adapter.dump_python(instance, by_alias=True, warnings=False))
         except Exception as error:
             raise InvalidEvent(_not_serialisable(self._of, self._place(instance), error)) from None
         members = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
@@ -57,7 +71,7 @@ class DataclassOrModel:
         return self._adapter.json_schema(mode="serialization", ref_template=template)
 
     def _dumped(self, instance: object, **options: Any) -> Any:
-        return self._adapter.dump_python(instance, mode="json", by_alias=True, warnings="error", **options)
+        return self._serializer.to_python(instance, mode="json", by_alias=True, warnings="error", **options)
 
     def _place(self, instance: object) -> str:
         """Return path and type of the first field that is not serialised alone."""
@@ -109,34 +123,6 @@ class MsgspecStruct:
             except Exception:
                 return f"{type(value).__name__} at $.{field.encode_name}"
         return "$"
-
-
-def _has_null(value: Any) -> bool:
-    """Return True if None is in what pydantic serialised."""
-    if isinstance(value, dict):
-        return any(map(_has_null, cast("dict[Any, Any]", value).values()))
-    if isinstance(value, list):
-        return any(map(_has_null, cast("list[Any]", value)))
-    return value is None
-
-
-def _with_numbers(value: Any, plain: Any) -> Any:
-    """Return ``value`` with the numbers that are not finite, for which pydantic writes None, so that JSON refuses them.
-
-    ``plain`` is the same instance as Python's values.
-    """
-    if value is None:
-        return plain if isinstance(plain, float) and not math.isfinite(plain) else None
-    if isinstance(value, dict) and isinstance(plain, dict):
-        members, values = cast("dict[Any, Any]", value), cast("dict[Any, Any]", plain).values()
-        if len(members) == len(values):
-            pairs = zip(members.items(), values, strict=True)
-            return {name: _with_numbers(member, each) for (name, member), each in pairs}
-    if isinstance(value, list) and isinstance(plain, list | tuple | set | frozenset):
-        items, values = cast("list[Any]", value), cast("Collection[Any]", plain)
-        if len(items) == len(values):
-            return [_with_numbers(item, each) for item, each in zip(items, values, strict=True)]
-    return cast(Any, value)
 
 
 def _defined(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:

@@ -25,8 +25,10 @@ from outbox_relay.worker.statements import CONTROL, AsyncGuardedCursor, GuardedC
 LEAST_CONNECT_SECONDS, CONNECT_SECONDS = 2, 10
 """Limits of making a connection, of which libpq knows none below 2 s."""
 RESET = b"""set session authorization default; reset all; reset role; close all; unlisten *; discard temp;
-select pg_advisory_unlock_all()"""
+discard sequences; select pg_advisory_unlock_all()"""
 """Reset what a handler may have changed in a session. `DISCARD ALL` would also drop the prepared statements."""
+OWN_SESSION = b"select pg_backend_pid()"
+"""The process that serves a session. A pooler tells its clients another one."""
 NO_INBOX = "its database has no inbox for this role: run outbox-relay migrate --inbox --grant-consume ROLE there"
 _MISSING = (errors.UndefinedFunction, errors.InvalidSchemaName, errors.InsufficientPrivilege, errors.UndefinedTable)
 
@@ -47,6 +49,8 @@ class Transactions:
         self._limits_connect = "connect_timeout" not in given
         self._consumer = consumer
         self._idle: deque[Any] = deque()
+        self._pooled: bool | None = None
+        """True if a pooler gives the sessions, which other clients use, too; None while that is not known."""
 
     # -- plain handlers ---------------------------------------------------------------------------------------
 
@@ -54,6 +58,9 @@ class Transactions:
         """Call ``handler`` in a transaction that marks the event, unless it is marked. Raises as the handler."""
         connection = self._take(psycopg.Connection)
         try:
+            if connection is not None and not self._reset(connection):
+                connection.close()
+                connection = None
             connection = connection or self._connect(ends_at)
             with self._marked(connection, delivery) as is_first:
                 if is_first:
@@ -65,19 +72,37 @@ class Transactions:
                 connection.close()
             raise
         finally:
-            was_called, delivery.connection = delivery.connection is not None, None
-            if connection is not None:
-                if _is_idle(connection) and (not was_called or _reset(connection)):
-                    self._idle.append(connection)
-                else:
-                    connection.close()
+            delivery.connection = None
+            if connection is not None and not self._keep(connection):
+                connection.close()
 
     def _connect(self, ends_at: float) -> psycopg.Connection[Any]:
         options = self._options(ends_at)
         try:
-            return psycopg.Connection.connect(self._dsn, autocommit=True, cursor_factory=GuardedCursor, **options)
+            connection = psycopg.Connection.connect(self._dsn, autocommit=True, cursor_factory=GuardedCursor, **options)
+            try:
+                if self._pooled is None:
+                    [[pid]] = psycopg.Cursor(connection).execute(OWN_SESSION).fetchall()
+                    self._pooled = pid != connection.info.backend_pid
+            except BaseException:
+                connection.close()
+                raise
         except psycopg.Error as error:
             _down(error)
+        return connection
+
+    def _reset(self, connection: psycopg.Connection[Any]) -> bool:
+        """Take back what an earlier handler may have changed. Return False if that failed.
+
+        The sessions of a pooler are left alone: they may be those of other clients, and settings of the pooler's.
+        """
+        connection.row_factory, connection.cursor_factory = tuple_row, GuardedCursor
+        try:
+            if not self._pooled:
+                psycopg.Cursor(connection).execute(RESET, prepare=False)
+        except psycopg.Error:
+            return False
+        return True
 
     @contextmanager
     def _marked(self, connection: psycopg.Connection[Any], delivery: Delivery) -> Generator[bool]:
@@ -98,6 +123,9 @@ class Transactions:
         """Call an asynchronous ``handler`` as :meth:`run` does."""
         connection = self._take(psycopg.AsyncConnection)
         try:
+            if connection is not None and not await self._areset(connection):
+                await connection.close()
+                connection = None
             connection = connection or await self._aconnect(ends_at)
             async with self._amarked(connection, delivery) as is_first:
                 if is_first:
@@ -109,21 +137,36 @@ class Transactions:
                 await connection.close()
             raise
         finally:
-            was_called, delivery.connection = delivery.connection is not None, None
-            if connection is not None:
-                if _is_idle(connection) and (not was_called or await _areset(connection)):
-                    self._idle.append(connection)
-                else:
-                    await connection.close()
+            delivery.connection = None
+            if connection is not None and not self._keep(connection):
+                await connection.close()
 
     async def _aconnect(self, ends_at: float) -> psycopg.AsyncConnection[Any]:
         options = self._options(ends_at)
         try:
-            return await psycopg.AsyncConnection.connect(
+            connection = await psycopg.AsyncConnection.connect(
                 self._dsn, autocommit=True, cursor_factory=AsyncGuardedCursor, **options
             )
+            try:
+                if self._pooled is None:
+                    [[pid]] = await (await psycopg.AsyncCursor(connection).execute(OWN_SESSION)).fetchall()
+                    self._pooled = pid != connection.info.backend_pid
+            except BaseException:
+                await connection.close()
+                raise
         except psycopg.Error as error:
             _down(error)
+        return connection
+
+    async def _areset(self, connection: psycopg.AsyncConnection[Any]) -> bool:
+        """Do as :meth:`_reset` does."""
+        connection.row_factory, connection.cursor_factory = tuple_row, AsyncGuardedCursor
+        try:
+            if not self._pooled:
+                await psycopg.AsyncCursor(connection).execute(RESET, prepare=False)
+        except psycopg.Error:
+            return False
+        return True
 
     @asynccontextmanager
     async def _amarked(self, connection: psycopg.AsyncConnection[Any], delivery: Delivery) -> AsyncGenerator[bool]:
@@ -176,30 +219,12 @@ class Transactions:
                 return connection
             connection.pgconn.finish()
 
-
-def _is_idle(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
-    """Return True if the connection is open and in no transaction."""
-    return not connection.closed and connection.info.transaction_status == TransactionStatus.IDLE
-
-
-def _reset(connection: psycopg.Connection[Any]) -> bool:
-    """Take back what a handler may have changed. Return False if the server refused."""
-    try:
-        psycopg.Cursor(connection).execute(RESET, prepare=False)
-    except psycopg.Error:
-        return False
-    connection.row_factory, connection.cursor_factory = tuple_row, GuardedCursor
-    return True
-
-
-async def _areset(connection: psycopg.AsyncConnection[Any]) -> bool:
-    """Do as :func:`_reset` does."""
-    try:
-        await psycopg.AsyncCursor(connection).execute(RESET, prepare=False)
-    except psycopg.Error:
-        return False
-    connection.row_factory, connection.cursor_factory = tuple_row, AsyncGuardedCursor
-    return True
+    def _keep(self, connection: Any) -> bool:
+        """Keep a connection for another delivery. Return False if it cannot serve one."""
+        idle = not connection.closed and connection.info.transaction_status == TransactionStatus.IDLE
+        if idle:
+            self._idle.append(connection)
+        return idle
 
 
 def _check_open(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:

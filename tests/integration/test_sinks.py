@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
 import pytest
 from psycopg import errors
 
-from outbox_relay.domain.event import SHARDS
+from outbox_relay.domain.event import SHARDS, StoredEvent
+from outbox_relay.domain.outcomes import DELIVERED, Failed, Verdict
 from outbox_relay.domain.window import Position
 from outbox_relay.postgres.migrations import migrate
 from tests.support.command import Ended, inside
@@ -26,7 +28,7 @@ from tests.support.relay_harness import RelayHarness, running, spec
 from tests.support.roles import denied, new_role
 from tests.support.service import RelayService
 from tests.support.sink_actions import audited, call, register, remove, rename
-from tests.support.wait import auntil, until
+from tests.support.wait import auntil, becomes, until
 
 SHORT_LEASE = 3.0
 HOSTILE = [None, "", "nosuch", "é", "a'b\"c", "x" * 5000, "s; drop table outbox.sink"]
@@ -167,6 +169,30 @@ async def test_a_sink_is_renamed_under_load_and_nothing_is_lost_or_out_of_order(
         assert harness.relays[0].spec.name == "new"
     assert in_order(sink.delivered)
     assert query(database, "select distinct sink from outbox.shard") == [("new",)]
+
+
+@pytest.mark.parametrize("fails_first", [False, True], ids=["delivered", "failed"])
+async def test_jobs_in_flight_during_a_rename_are_done_once(database: Database, fails_first: bool) -> None:
+    """Goes red when outcomes are written under the old name only: the rows come back when their leases have lapsed."""
+    under_way, renamed = asyncio.Event(), asyncio.Event()
+
+    async def job(_: StoredEvent, attempt: int) -> Verdict:
+        under_way.set()
+        await renamed.wait()
+        return Failed("not yet", retry_after_seconds=0.1) if fails_first and attempt == 1 else DELIVERED
+
+    sink = MemorySink(job, keeps_order=False)
+    jobs = replace(spec("old"), claim="rows", ordered=False)
+    async with running(database.dsn, (jobs, sink), lease_seconds=SHORT_LEASE, expects={"reload"}) as harness:
+        wanted = emit(database, ["a", "b", "c"])
+        await has(database, "select 1 from outbox.delivery having count(lease) = 3")
+        await asyncio.to_thread(rename, database, "old", "new")
+        await becomes(lambda: harness.leases("old").renamed_to, "the relay knows it")
+        renamed.set()
+        await has(database, "select 1 where not exists (select from outbox.delivery)")
+        await becomes(lambda: harness.relays[0].spec.name == "new", "the relay serves it under the new name")
+        assert sorted(sink.attempts) == sorted(wanted * (2 if fails_first else 1))
+        assert harness.relays[0].measures.row_leases_lost == 0
 
 
 async def test_a_relay_that_starts_with_the_old_name_serves_the_new_one(database: Database) -> None:

@@ -8,15 +8,17 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from decimal import Decimal
 from enum import Enum
+from math import isfinite
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 from uuid import UUID
 
 import pytest
 from jsonschema import Draft7Validator, Draft202012Validator
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, PlainSerializer
 
 from outbox_relay import catalogue
 from outbox_relay.admin.catalogue import document, load
@@ -98,6 +100,12 @@ def test_faults_are_named(act: Callable[[], Any], said: str) -> None:
     assert SECRET not in str(caught.value)
 
 
+class Level(Enum):
+    """Values of which one is no number of JSON."""
+
+    UNKNOWN = float("nan")
+
+
 class Color(Enum):
     """A type that is a definition in the schema."""
 
@@ -122,6 +130,27 @@ class Open(BaseModel, extra="allow"):
     id: int
 
 
+@dataclass(frozen=True)
+class Line:
+    """A member of a set, which becomes no member of one when it is serialised."""
+
+    sku: str
+    note: str | None = None
+
+
+@event("own")
+@dataclass
+class Own:
+    """A class that writes null for numbers that are not finite, and a set of objects."""
+
+    value: Annotated[
+        float | None, PlainSerializer(lambda v: None if v is None or not isfinite(v) else v, when_used="json")
+    ]
+    lines: frozenset[Line] = frozenset()
+    wait: Any = None
+    __pydantic_config__ = ConfigDict(ser_json_timedelta="float")
+
+
 NAN, INFINITE = float("nan"), float("-inf")
 LOOSE: list[tuple[Loose | Open, str]] = [
     (Loose(NAN), r"\$\.any"),
@@ -133,7 +162,7 @@ LOOSE: list[tuple[Loose | Open, str]] = [
     (Loose(of_any=[None, NAN]), r"\$\.of_any\[1\]"),
     (Loose(OrderPaid(1, NAN)), r"\$\.any\.amount"),
     (Open.model_validate({"id": 1, "more": NAN}), r"\$\.more"),
-    (Open.model_validate({"id": 1, "more": Open.model_validate({"id": 1, "x": NAN})}), r"\$\.more\.x"),
+    (Loose(Level.UNKNOWN), r"\$\.any"),
 ]
 
 
@@ -142,6 +171,11 @@ def test_a_number_that_json_does_not_have_is_refused_wherever_it_is(instance: Lo
     """Pydantic writes null for it, which consumers would take for a value."""
     with pytest.raises(InvalidEvent, match=f"not JSON compliant at {place}"):
         row_of(Event(instance))
+
+
+def test_what_a_class_writes_itself_is_left_as_it_is() -> None:
+    own = Own(float("nan"), frozenset({Line("a")}), timedelta(seconds=1.5))
+    assert sent(own)[1] == {"value": None, "lines": [{"sku": "a", "note": None}], "wait": 1.5}
 
 
 def test_nulls_remain_where_they_are() -> None:
@@ -296,6 +330,7 @@ def _references(value: Any) -> list[str]:
 
 EARLIER = """
 from dataclasses import dataclass, field
+from datetime import timedelta
 from outbox_relay.catalogue import event
 
 @event("order.created")
