@@ -1,5 +1,6 @@
 -- A claim can begin where the last one ended, and tells which events were tried before. The unique key of an event
--- that is discarded before its time, or erased, is free soon. Relays of earlier versions work on this schema.
+-- that is discarded before its time, or erased, is free soon. Sinks that a restore has taken back are registered again. Relays of
+-- earlier versions work on this schema.
 
 -- As in version 21, and a claim can begin behind the place where the last one ended, so that it does not pass by the rows in
 -- flight again: of the rows that wait, only those behind `after_due` and `after_id` are looked at, or all if these are null.
@@ -406,5 +407,28 @@ begin
      where (d.uid = any (uids) or (d.id > e.place and d.id <= upto_id and d.key = change_events.key))
        and d.sink < '~' and not exists (select from outbox.sink k where k.name = d.sink);
     perform outbox.supersede_archives(parts) where parts is not null;
+end
+$$;
+
+-- ---------------------------------------------------------------------------------------------------------
+-- Sinks
+-- ---------------------------------------------------------------------------------------------------------
+
+-- Register those of the sinks that are missing, as outbox.register_sinks does, and leave the others as they are: a relay whose
+-- registrations a restore has taken back does not know what other relays have registered since.
+create function outbox.register_missing_sinks(wanted jsonb, tick_seq bigint, tick_snapshot pg_snapshot, tick_next bigint)
+returns table (name text, generation bigint, patterns text[])
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    missing jsonb;
+begin
+    lock table outbox.sink in share row exclusive mode;
+    missing := (select coalesce(jsonb_agg(w.sink), '[]') from jsonb_array_elements(wanted) w (sink)
+                 where not exists (select from outbox.sink s where s.name = w.sink ->> 'name'));
+    return query select r.name, r.generation, r.patterns
+                   from outbox.register_sinks(missing, tick_seq, tick_snapshot, tick_next) r;
 end
 $$;

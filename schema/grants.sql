@@ -20,7 +20,8 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
 
     ('relay', 'schema', '{outbox}', null, 'USAGE'),
     ('relay', 'function', '{arm, backlog, claim_rows, give_rows_back, held_keys, keys_with_rows, known_down, look, '
-                          'make_partitions, only_at, payload_ceiling, read_late, read_rest, register_sinks, rows_standing, '
+                          'make_partitions, only_at, payload_ceiling, read_late, read_rest, register_missing_sinks, '
+                          'register_sinks, rows_standing, '
                           'settle, tick}', null, 'EXECUTE'),
     -- Called by functions of the line above, with the rights of their caller.
     ('relay', 'function', '{delivery_fault, first_dead, incarnation, unsettled}', null, 'EXECUTE'),

@@ -35,12 +35,13 @@ class DataclassOrModel:
         """
         from pydantic_core import SchemaSerializer
 
-        of, schema = cast(Any, self._of), cast(Any, self._adapter.core_schema)
+        of, schema = cast(Any, self._of), self._adapter.core_schema
         own: dict[str, Any] = getattr(of, "model_config", None) or getattr(of, "__pydantic_config__", None) or {}
         if not isinstance(schema, dict) or own.get("ser_json_inf_nan") == "strings":
             return self._adapter.serializer
         settings: Any = {name: own[name] for name in KEPT_SETTINGS if name in own}
-        return SchemaSerializer(cast(Any, schema), {**settings, "ser_json_inf_nan": "constants"})
+        settings["ser_json_inf_nan"] = "constants"
+        return SchemaSerializer(cast(Any, schema), settings)
 
     def payload_of(self, instance: object) -> Any:
         """Return an instance as ``json.dumps`` takes it. Raises ``InvalidEvent``."""

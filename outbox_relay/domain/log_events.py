@@ -32,6 +32,7 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "config.warning": "configuration warning",
         "config.reloaded": "configuration reloaded",
         "config.reload_pending": "the configuration is not reloaded yet",
+        "config.waits": "new settings of this sink wait for requests in flight; no other event of it begins meanwhile",
         "config.reload_refused": "the configuration was not reloaded; nothing has changed",
         "config.not_recorded": "the settings are not recorded",
         "config.superseded": "another configuration of this sink is in force; draining",
@@ -65,8 +66,8 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "sink.removed": "this sink was removed; its name is not registered again",
         "sink.missing": "this sink was removed from the database; a restart adds it again",
         "sink.registered_again": (
-            "this sink is new in the restored database and was registered again: events emitted before are not "
-            "delivered to it; outbox-relay replay does"
+            "this sink is new in the restored database and was registered again; if it starts now, events emitted "
+            "before are not delivered to it: outbox-relay replay does"
         ),
         "circuit.opened": "circuit opened",
         "circuit.closed": "circuit closed",

@@ -99,8 +99,8 @@ class SinkRow(NamedTuple):
     ``patterns`` are those of ``generation``. ``in_flight_limit`` is the concurrency of a relay after the destination
     requested less; None means the configured maximum. ``unowned`` is the number of shards without an owner.
     ``last_error_open`` is False if there is no last error, or if it is recorded that it is over. ``probes`` is the
-    number of requests by people to probe the destination now. ``claim`` is the setting of ``generation``. The last
-    three are as in ``SinkLimits``.
+    number of requests by people to probe the destination now. ``claim`` is the setting of ``generation``. The three
+    after it are as in ``SinkLimits``. ``start`` is "beginning" or "now": where the sink began; None for a replay.
     """
 
     name: str
@@ -116,6 +116,7 @@ class SinkRow(NamedTuple):
     rate_per_second: float | None = None
     max_in_flight_total: int | None = None
     spread_seconds: float | None = None
+    start: str | None = None
 
     @property
     def limits(self) -> SinkLimits:

@@ -33,6 +33,14 @@ class SinkStatements(Database):
         ]
         return dict(await self._rows("register_sinks", {**_registration(sinks, tick), "server": server}))
 
+    async def register_missing_sink(
+        self, name: str, patterns: Sequence[str], start: str, tick: Tick, *, queued: bool, server: str
+    ) -> int | None:
+        """Register a sink that is missing; return its generation. None if it is there, or may not be registered."""
+        sink = {"name": name, "patterns": list(patterns), "start": start, "claim": _claim(queued)}
+        rows = await self._rows("register_missing_sinks", {**_registration([sink], tick), "server": server})
+        return dict(rows).get(name) or None
+
     async def reregister_sink(
         self,
         name: str,

@@ -75,7 +75,7 @@ class LeaseManager:
 
         The settings call it ``configured``, by default the same. Return its leases, which come as shards are claimed.
         """
-        self._sinks[configured or sink] = leases = SinkLeases(sink, generation, limits, routes)
+        self._sinks[configured or sink] = leases = SinkLeases(sink, generation, limits, routes, configured or sink)
         return leases
 
     def discard(self, configured: str) -> None:
@@ -161,6 +161,13 @@ class LeaseManager:
             renamed_to = self._unserved_name(former.get(sink), leases)
             if leases.remove(former=sink in former, renamed_to=renamed_to):
                 self._log_removal(leases, renamed_to)
+
+    async def former_name(self, leases: SinkLeases, names: Collection[str]) -> str | None:
+        """Return the first of ``names`` that a sink has in the database, and that this relay does not serve."""
+        rows = await self._store.sinks(names, self.lease_seconds / 6)
+        present = {row.name for row in rows}
+        found = (self._unserved_name(name, leases) for name in names if name in present)
+        return next((name for name in found if name is not None), None)
 
     def _unserved_name(self, sink: str | None, leases: SinkLeases) -> str | None:
         """Return ``sink`` unless this relay serves it already under another name of its settings."""

@@ -53,7 +53,9 @@ class ScheduleDefinitions:
         self._held_at = float("-inf")
         self._incarnation = incarnation
         self._known_in: str | None = None
-        """The server's incarnation when the database had the schedules of the file."""
+        """The server's incarnation at the last look."""
+        self._present: set[str] = set()
+        """The schedules of the file that the database had then."""
         self.registered = False
         """True once the database has the schedules of the file."""
 
@@ -69,24 +71,31 @@ class ScheduleDefinitions:
             self._known = await self._store.register_schedules(wanted) if wanted else {}
             self._others, self._held_at = {}, float("-inf")
             self.registered = wanted is self._wanted
-            self._known_in = self._incarnation()
+            self._known_in, self._present = self._incarnation(), set(self._known)
         elif (now_in := self._incarnation()) not in (None, self._known_in):
             await self._restore_missing()
             self._known_in = now_in
         if (wanted or self._held_at == float("-inf")) and time.monotonic() - self._held_at >= HOLD_SECONDS:
             await self._compare(await self._store.hold_schedules(self._relay, self._known))
+            await self._look_for_removed()
             self._held_at = time.monotonic()
 
     async def _restore_missing(self) -> None:
-        """Register the schedules that the database does not have: it may be of a state from before they were.
+        """Register the schedules that the database had under the last server: it may be of a state from before them.
 
         Those that it has are left alone. Other relays may have changed them since.
         """
-        present = await self._store.known_schedules([each["name"] for each in self._wanted])
-        if missing := [each for each in self._wanted if each["name"] not in present]:
+        present = await self._store.known_schedules(self._present)
+        if missing := [each for each in self._wanted if each["name"] in self._present - present]:
             self._known |= await self._store.register_schedules(missing)
             names = [each["name"] for each in missing]
             self._log.warning("schedules.registered_again", schedules=names[:MOST_NAMED], count=len(names))
+
+    async def _look_for_removed(self) -> None:
+        """Forget the schedules that are missing although the server is the same: a person has removed them."""
+        present = await self._store.known_schedules([each["name"] for each in self._wanted])
+        if self._incarnation() == self._known_in:
+            self._present = present
 
     async def _compare(self, found: Iterable[OtherGeneration]) -> None:
         """Adopt the generations of definitions that are ours, and replace those that no live relay has."""

@@ -52,6 +52,8 @@ class SinkLeases:
     """The limits across all relays, as of the database's last answer."""
     routes: SinkRoutes | None = None
     """The routes of this generation here. None for a replay, which is served for as long as its target is."""
+    configured: str = ""
+    """The name of the sink in the settings."""
     row: SinkRow = field(init=False)
     """The sink in the database, as of its last answer, with what this relay has written since."""
     wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)

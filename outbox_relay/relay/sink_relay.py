@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,8 @@ from outbox_relay.sinks import RunsHandlers, Sink
 
 LOOK_SECONDS = 1.0
 """Maximum wait of the loop if no event wakes it."""
+TELL_SECONDS = 5.0
+"""Time after which the log says that new settings wait for requests in flight."""
 DRAIN_SECONDS = 0.01
 """Maximum wait of the loop while shards are drained."""
 FORMER = (
@@ -90,12 +93,17 @@ class SinkRelay:
     _drained: bool = True
     _refusal: DatabaseUnusable | None = None
     _caller: str = ""
+    _waits_since: float = float("inf")
+    """``time.monotonic()`` of the last reload, until it is logged that its settings wait."""
     _began: TickResult | None = None
     """The tick with which the session began."""
     _observations: int = 0
     """The number of answers that had the sink before this session."""
     _seen_in: str | None = None
-    """The incarnation of the server that had the sink last."""
+    """The incarnation of the server that had the sink last; None if it is not to be registered again."""
+    _start: str = "now"
+    """The place in the log where the sink began, as of that server."""
+    _former_names: list[str] = field(default_factory=list[str])
     _in_hand: RowsInHand = field(default_factory=RowsInHand)
 
     def __post_init__(self) -> None:
@@ -155,6 +163,7 @@ class SinkRelay:
         if sink is not None and pending is not None:
             self._retired.append(pending)
         self._next = NextConfiguration(newer, generation, sink or pending)
+        self._waits_since = time.monotonic()
         self.leases.reconfigure()
 
     async def run(self) -> None:
@@ -213,6 +222,7 @@ class SinkRelay:
     def _adopt_name(self) -> None:
         """Serve the sink under its new name if it was renamed. The epochs of the old one are invalid."""
         if (name := self.leases.rename()) is not None:
+            self._former_names.append(self.spec.name)
             self.log.info("sink.new_name", renamed_to=name)
             self.spec = replace(self.spec, name=name)
             self.log = self.log.bind(sink=name)
@@ -246,6 +256,7 @@ class SinkRelay:
         It must have no shards and no rows under way.
         """
         if self.leases.held or parked.under_way:
+            self._tell_wait(parked.under_way)
             return
         if self.leases.renamed_to is not None:
             raise Reloaded("the sink was renamed")
@@ -259,28 +270,55 @@ class SinkRelay:
         self.leases.serve(following.generation, self.spec.routes)
         raise Reloaded("the configuration was reloaded")
 
+    def _tell_wait(self, requests: int) -> None:
+        """Log once if the new settings wait for requests in flight: no other event of the sink begins meanwhile."""
+        if self._next is not None and time.monotonic() - self._waits_since > TELL_SECONDS:
+            self._waits_since = float("inf")
+            self.log.warning("config.waits", requests=requests)
+
     async def _register_again(self) -> None:
         """Register the sink again if the database was restored to a state from before its registration.
 
-        It begins with the first tick of this session: no event from before the restore is delivered to it, as far as
-        its ``start`` does not say so. A sink that was removed, or whose row was deleted, stays as it is.
+        It begins as it had begun: at the beginning of the log, or at the first tick of this session. If the database
+        is from before a rename, the sink is served under its earlier name instead. A sink that was removed, or whose
+        row was deleted, stays away, and a relay with an older configuration leaves it to the others.
         """
-        leases, spec, began = self.leases, self.spec, self._began
-        if began is None or not leases.removed:
-            if began is not None and leases.observations > self._observations:
-                self._seen_in = began.incarnation
+        leases, began = self.leases, self._began
+        if began is None:
             return
-        if leases.former or self._seen_in in (None, began.incarnation) or self._next or self.stopping.is_set():
+        if not leases.removed:
+            if leases.observations > self._observations:
+                self._seen_in, self._start = began.incarnation, leases.row.start or "now"
             return
-        queued = [spec.name] if spec.queued else []
-        wanted = [(spec.name, spec.patterns, spec.start)]
-        generations = await self.store.register_sinks(wanted, began.tick, queued=queued, server=began.incarnation)
-        if generation := generations.get(spec.name):
-            await self.store.state_limits({spec.name: spec.limits}, began.incarnation)
-            self._seen_in = began.incarnation
-            self.log.warning("sink.registered_again", since=began.now.isoformat())
-            leases.serve(generation, spec.routes)
-            raise Reloaded("the sink was registered again")
+        if leases.renamed_to is not None:
+            return
+        if self.ticker.incarnation == began.incarnation == self._seen_in:
+            self._seen_in = None  # what took it away was no restore
+        if leases.former or leases.superseded or self._next or self.stopping.is_set():
+            return
+        if self._seen_in in (None, began.incarnation):
+            return
+        earlier = [name for name in dict.fromkeys((leases.configured, *self._former_names)) if name != self.spec.name]
+        if earlier and (name := await self.lease_manager.former_name(leases, earlier)) is not None:
+            leases.remove(renamed_to=name)
+            self._adopt_name()
+            raise Reloaded("the rename of the sink was taken back")
+        await self._register(began)
+
+    async def _register(self, began: TickResult) -> None:
+        """Register the sink unless it is there by now, and begin a session that serves it."""
+        spec, server = self.spec, began.incarnation
+        generation = await self.store.register_missing_sink(
+            spec.name, spec.patterns, self._start, began.tick, queued=spec.queued, server=server
+        )
+        await self.lease_manager.refresh()
+        if generation is None:
+            return
+        self.log.warning("sink.registered_again", start=self._start, since=began.now.isoformat())
+        for reason in (await self.store.state_limits({spec.name: spec.limits}, server)).values():
+            self.log.warning("limits.refused", reason=reason)
+        self.leases.serve(generation, spec.routes)
+        raise Reloaded("the sink was registered again")
 
     async def _serve_again(self) -> None:
         """Take a superseded sink back, once its routes match or its relays are gone."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from tests.support.ledger import ledger
 from tests.support.memory_sink import MemorySink
 from tests.support.postgres import PostgresServer
 from tests.support.relay_harness import LOST, CountingStore, running, spec
+from tests.support.sink_actions import register, rename
 from tests.support.wait import auntil, becomes, until
 
 AHEAD = 3000
@@ -351,36 +352,106 @@ def recover(server: PostgresServer, backup: Path, archive: Path) -> None:
         )
 
 
-async def test_a_sink_whose_registration_a_restore_takes_back_is_registered_again() -> None:
-    """Goes red when the relay waits for a restart, which passes over the events emitted meanwhile."""
+@contextmanager
+def backed_up(server: PostgresServer) -> Generator[Callable[[], None]]:
+    """Take a base backup, and give a function that puts it in the place of the data."""
+    backup = server.directory / "backup"
+    server.run("pg_basebackup", "-D", backup, "-c", "fast", "-X", "fetch", "-d", server.dsn())
+
+    def restore() -> None:
+        server.stop("fast")
+        shutil.rmtree(server.data)
+        backup.rename(server.data)
+        server.start()
+
+    yield restore
+
+
+EXPECTED = {*LOST, "reload"}
+
+
+@pytest.mark.parametrize("start", ["beginning", "now"])
+async def test_sinks_whose_registration_a_restore_takes_back_are_registered_again(start: str) -> None:
+    """Goes red when the relay waits for a restart, which passes over the events emitted meanwhile.
+
+    The first sinks of a database begin at the beginning together, and do so again, though they are registered one by
+    one: an event of the backup that one of them has not delivered is not lost.
+    """
     with PostgresServer() as server, shop(server) as database:
-        backup = server.directory / "backup"
-        server.run("pg_basebackup", "-D", backup, "-c", "fast", "-X", "fetch", "-d", server.dsn())
+        if start == "now":
+            register(database, "other")
+        kept = emit(database)
+        with backed_up(server) as restore:
+            sinks = {name: MemorySink() for name in ("mail", "bill")}
+            specs = [(spec(name, start=None), sink) for name, sink in sinks.items()]
+            async with running(database.dsn, *specs, lease_seconds=3, expects=EXPECTED) as harness:
+                await harness.owns_all()
+                before = emit(database)
+                for sink in sinks.values():
+                    await has_arrived(sink, before)
+                await harness.settled()
+                database.close()
+                restore()
+                names = "select from outbox.sink where name in ('mail', 'bill')"
+                await becomes(lambda: len(database.run(names)) == 2, "both are registered again")
+                after = emit(database)
+                for sink in sinks.values():
+                    await has_arrived(sink, after)
+                await harness.settled()
+    wanted = {"beginning": [*kept, *before, *kept, *after], "now": [*before, *after]}[start]
+    assert {name: [event.uid for event in sink.delivered] for name, sink in sinks.items()} == dict.fromkeys(
+        sinks, wanted
+    )
+
+
+async def test_a_rename_that_a_restore_takes_back_is_taken_back_by_relays_too() -> None:
+    """Goes red when the new name is registered: no relay would serve the old one, whose positions are right."""
+    with PostgresServer() as server, shop(server) as database:
         sink = MemorySink()
-        expects = {*LOST, "reload"}
-        async with running(database.dsn, (spec("mail"), sink), lease_seconds=3, expects=expects) as harness:
-            before = emit(database)
-            await has_arrived(sink, before)
-            await harness.settled()
-            database.close()
-            server.stop("fast")
-            shutil.rmtree(server.data)
-            backup.rename(server.data)
-            server.start()
-            await becomes(lambda: database.run("select from outbox.sink"), "the sink is registered again")
-            after = emit(database)
-            await has_arrived(sink, after)
+        async with running(database.dsn, (spec("old"), sink), lease_seconds=3, expects=EXPECTED) as harness:
+            await harness.owns_all()
+            await has_arrived(sink, before := emit(database))
+            done = "select from outbox.backlog('old', null, 1000, 5.0) where events = 0"
+            await becomes(lambda: database.run(done), "the positions are written")
+            with backed_up(server) as restore:
+                await asyncio.to_thread(rename, database, "old", "new")
+                await becomes(lambda: harness.relays[0].spec.name == "new", "the relay serves the new name")
+                database.close()
+                restore()
+                await has_arrived(sink, after := emit(database))
         assert [event.uid for event in sink.delivered] == before + after
+        assert database.run("select name from outbox.sink") == [("old",)]
 
 
-async def test_a_sink_whose_row_is_deleted_by_hand_is_not_registered_again(database: Database) -> None:
-    async with running(database.dsn, (spec("s"), MemorySink()), lease_seconds=3, expects={"lease_lost"}) as harness:
-        await harness.owns_all()
-        do(database, "delete from outbox.sink")
-        await becomes(lambda: harness.leases("s").removed, "the relay knows it")
-        known_at = harness.lease_manager.answered_at
-        await becomes(lambda: harness.lease_manager.answered_at > known_at + 2, "it looks again")
-        assert database.run("select from outbox.sink") == []
+async def test_a_sink_whose_row_is_deleted_by_hand_stays_away_after_a_restart_too(
+    own_postgres: PostgresServer,
+) -> None:
+    expects = {"lease_lost", *EXPECTED}
+    with shop(own_postgres) as database:
+        async with running(database.dsn, (spec("s"), MemorySink()), lease_seconds=3, expects=expects) as harness:
+            await harness.owns_all()
+            do(database, "delete from outbox.sink")
+            await becomes(lambda: harness.relays[0]._seen_in is None, "the relay knows it")  # pyright: ignore[reportPrivateUsage]
+            database.close()
+            own_postgres.stop("fast")
+            own_postgres.start()
+            began = harness.relays[0]._began  # pyright: ignore[reportPrivateUsage]
+            await becomes(lambda: harness.relays[0]._began is not began, "a session has begun")  # pyright: ignore[reportPrivateUsage]
+            known_at = harness.lease_manager.answered_at
+            await becomes(lambda: harness.lease_manager.answered_at > known_at + 2, "it looks again")
+            assert database.run("select from outbox.sink") == []
+
+
+async def test_a_sink_that_is_there_is_left_as_it_is(database: Database) -> None:
+    """Another relay may have registered it with other patterns. Goes red when the patterns are changed."""
+    async with ledger(database) as books:
+        await books.register(("s", ["a"], "beginning"))
+        result = await books.store.tick()
+        given = ("now", result.tick)
+        again = await books.store.register_missing_sink("s", ["b"], *given, queued=False, server=result.incarnation)
+        new = await books.store.register_missing_sink("t", ["b"], *given, queued=False, server=result.incarnation)
+        assert (again, new is not None) == (None, True)
+        assert books.query("select name, patterns from outbox.sink order by 1") == [("s", ["a"]), ("t", ["b"])]
 
 
 async def has_arrived(sink: MemorySink, uids: list[str]) -> None:

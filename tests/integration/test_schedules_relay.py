@@ -149,19 +149,32 @@ async def test_a_schedule_that_a_restore_took_back_is_registered_again(
     database: Database, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Goes red when the relay does not ask after a change of servers. One that is there is left as it is."""
-    monkeypatch.setattr("outbox_relay.relay.schedule_definitions.HOLD_SECONDS", 0.0)
+    monkeypatch.setattr("outbox_relay.relay.schedule_definitions.HOLD_SECONDS", 3600.0)
     server = ["before"]
-    one = part(store, schedule("kept"), schedule("gone"), incarnation=lambda: server[0])
-    async with running(one):
-        await becomes(lambda: query(database, "select from outbox.schedule") == [(), ()], "both are registered")
-        query(database, "update outbox.schedule set cron = '1 1 1 1 *', generation = generation + 1 "
-                        "where name = 'kept' returning 1")  # fmt: skip
+    async with running(part(store, schedule("kept"), schedule("gone"), incarnation=lambda: server[0])):
+        await becomes(lambda: names(database) == ["gone", "kept"], "both are registered")
+        query(database, "update outbox.schedule set cron = '1 1 1 1 *' where name = 'kept' returning 1")
         query(database, "delete from outbox.schedule where name = 'gone' returning 1")
-        await becomes(lambda: one.definitions._others, "the relay has looked since")  # pyright: ignore[reportPrivateUsage]
-        assert names(database) == ["kept"]
         server[0] = "restored"
         await becomes(lambda: names(database) == ["gone", "kept"], "the missing one is registered again")
-        assert row(database, "kept")["cron"] == "1 1 1 1 *"
+    assert row(database, "kept")["cron"] == "1 1 1 1 *"
+
+
+async def test_a_schedule_that_a_person_removed_stays_away_after_a_restart_of_the_server(
+    database: Database, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outbox_relay.relay.schedule_definitions.HOLD_SECONDS", 0.0)
+    server = ["before"]
+    relay = part(store, schedule("gone"), schedule("lost"), incarnation=lambda: server[0])
+    async with running(relay):
+        await becomes(lambda: names(database) == ["gone", "lost"], "both are registered")
+        query(database, "delete from outbox.schedule where name = 'gone' returning 1")
+        await becomes(lambda: "gone" not in relay.definitions._present, "the relay has looked since")  # pyright: ignore[reportPrivateUsage]
+        monkeypatch.setattr("outbox_relay.relay.schedule_definitions.HOLD_SECONDS", 3600.0)
+        await becomes(lambda: query(database, "delete from outbox.schedule returning 1") or True, "a restore")
+        server[0] = "restarted"
+        await becomes(lambda: names(database), "the other one is registered again")
+    assert names(database) == ["lost"]
 
 
 def names(database: Database) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from psycopg import errors
+from structlog.testing import capture_logs
 
 from outbox_relay.domain.event import SHARDS, StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Verdict
@@ -193,6 +194,34 @@ async def test_jobs_in_flight_during_a_rename_are_done_once(database: Database, 
         await becomes(lambda: harness.relays[0].spec.name == "new", "the relay serves it under the new name")
         assert sorted(sink.attempts) == sorted(wanted * (2 if fails_first else 1))
         assert harness.relays[0].measures.row_leases_lost == 0
+
+
+async def test_the_log_says_that_new_settings_wait_for_a_long_job(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other event of the sink begins meanwhile. Goes red when nobody can see why the queue does not move."""
+    monkeypatch.setattr("outbox_relay.relay.sink_relay.TELL_SECONDS", 0.1)
+    ended = asyncio.Event()
+
+    async def job(event: StoredEvent, _: int) -> Verdict:
+        if event.key == "long":
+            await ended.wait()
+        return DELIVERED
+
+    sink = MemorySink(job, keeps_order=False)
+    jobs = replace(spec("s"), claim="rows", ordered=False)
+    with capture_logs() as lines:
+        async with running(database.dsn, (jobs, sink), lease_seconds=SHORT_LEASE, expects={"reload"}) as harness:
+            wanted = emit(database, ["long"])
+            await becomes(lambda: sink.attempts == wanted, "the job is under way")
+            [relay] = harness.relays
+            relay.reload(replace(jobs, record_attempts="all"), relay.leases.generation)
+            await becomes(lambda: [line for line in lines if line["event"] == "config.waits"], "the log says it")
+            wanted += emit(database, ["short"])
+            ended.set()
+            await delivered(sink, wanted)
+    assert [line["requests"] for line in lines if line["event"] == "config.waits"] == [1]
+    assert relay.spec.record_attempts == "all"
 
 
 async def test_a_relay_that_starts_with_the_old_name_serves_the_new_one(database: Database) -> None:

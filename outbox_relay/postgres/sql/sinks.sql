@@ -6,14 +6,14 @@ select k.name, k.generation, k.paused, k.circuit, k.in_flight_limit,
        k.patterns,
        coalesce(k.last_error not like 'client: %%' and (k.last_error_mended_at < k.last_error_at) is not false, false)
            as last_error_open,
-       k.probes, k.claim, k.rate_per_second, k.max_in_flight_total, k.spread_seconds
+       k.probes, k.claim, k.rate_per_second, k.max_in_flight_total, k.spread_seconds, k.start
   from outbox.sink k
  where k.name = any (%(sinks)s::text[])
 union all
 select '~' || r.id, k.generation, k.paused or r.state <> 'running', 'closed', null,
        (select count(*) from outbox.shard s
          where s.sink = '~' || r.id and s.lease_until <= clock_timestamp())::integer,
-       k.patterns, false, k.probes, 'log', null, null, null
+       k.patterns, false, k.probes, 'log', null, null, null, null
   from outbox.replay r
   join outbox.sink k on k.name = r.target
  where not r.cleared and '~' || r.id = any (%(sinks)s::text[])
