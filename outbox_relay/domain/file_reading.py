@@ -29,6 +29,10 @@ READ_SECONDS = 10.0
 """Longest wait for the contents of files, in seconds."""
 LOOKS = 20
 """Number of times within a wait at which the caller checks if it is over."""
+BUSY_SHARE = 0.01
+"""Share of the time for which a thread computes, from which on it is not waiting for a file."""
+BUSY_TIMES = 12
+"""Number of times by which a function that computes may take longer, as one that imports modules on a slow machine."""
 MOST_SHARE = 0.25
 """Greatest share of a wait that the time between two of these checks uses up. A process that was frozen took longer."""
 PIECE_BYTES = 64 * 1024
@@ -53,21 +57,28 @@ def read_file(path: Path, limit: int) -> bytes:
 class _Patience:
     """A wait of at most ``seconds``, without most of the time for which this process was frozen.
 
-    Without this, a process that was frozen for longer would give up when it is resumed, though no file was slow.
+    Without this, a process that was frozen for longer would give up when it is resumed, though no file was slow. Time
+    for which the thread that is waited for computes does not count either, up to ``BUSY_TIMES`` as much. ``worked``
+    returns its processor time in seconds.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, worked: Callable[[], float] = float) -> None:
         self.look_seconds = seconds / LOOKS
         self._most = seconds * MOST_SHARE
         self._left = seconds
-        self._looked = time.monotonic()
+        self._left_busy = seconds * BUSY_TIMES
+        self._worked = worked
+        self._looked, self._work = time.monotonic(), worked()
 
     def is_over(self) -> bool:
         """Return True if the wait is over. It is to be called every ``look_seconds``."""
-        now = time.monotonic()
-        self._left -= min(now - self._looked, self._most)
-        self._looked = now
-        return self._left <= 0
+        now, work = time.monotonic(), self._worked()
+        taken = min(now - self._looked, self._most)
+        self._left_busy -= taken
+        if abs(work - self._work) < BUSY_SHARE * taken:
+            self._left -= taken
+        self._looked, self._work = now, work
+        return self._left <= 0 or self._left_busy <= 0
 
 
 def _contents(descriptor: int, most: int, patience: _Patience | None) -> bytes:
@@ -141,6 +152,16 @@ class FileReader:
         self._turn = threading.Lock()
         self._since = float("inf")
         self._names: list[str] = []
+        self._clock: int | None = None
+        """The clock of the processor time of the thread whose turn it is."""
+
+    def _worked(self) -> float:
+        """Return the processor time of the thread whose turn it is, in seconds; 0 if it is not known."""
+        clock = self._clock
+        try:
+            return 0.0 if clock is None else time.clock_gettime(clock)
+        except OSError:  # it has ended
+            return 0.0
 
     @property
     def _limit(self) -> float:
@@ -150,7 +171,7 @@ class FileReader:
         """Return the result of ``function``. Raises ``ConfigurationError`` if it takes too long."""
         if getattr(_reading, "reader", None) is self:
             return function()
-        running, patience = self._start(function), _Patience(self._limit)
+        running, patience = self._start(function), _Patience(self._limit, self._worked)
         try:
             while not concurrent.futures.wait([running], patience.look_seconds).done:
                 if patience.is_over():
@@ -161,7 +182,7 @@ class FileReader:
 
     async def acall(self, function: Callable[[], T]) -> T:
         """Do what ``call`` does, without blocking the event loop."""
-        running, patience = self._start(function), _Patience(self._limit)
+        running, patience = self._start(function), _Patience(self._limit, self._worked)
         waiting = asyncio.wrap_future(running)
         try:
             while not (await asyncio.wait([waiting], timeout=patience.look_seconds))[0]:
@@ -194,12 +215,14 @@ class FileReader:
             if not running.set_running_or_notify_cancel():
                 return
             self._since, self._names = time.monotonic(), (names := list[str]())
+            if hasattr(time, "pthread_getcpuclockid"):  # not on macOS
+                self._clock = time.pthread_getcpuclockid(threading.get_ident())
             _reading.reader, _reading.names = self, names
             running.set_result(function())
         except BaseException as error:
             running.set_exception(error)
         finally:
-            self._since = float("inf")
+            self._since, self._clock = float("inf"), None
             self._turn.release()
 
     def _stuck(self) -> ConfigurationError:

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from outbox_relay.domain.errors import ConfigurationError
-from outbox_relay.domain.file_reading import FileReader, probe, read_file, sink_files, while_reading
+from outbox_relay.domain.file_reading import BUSY_TIMES, FileReader, probe, read_file, sink_files, while_reading
 from tests.support.blocking_files import held, reading_threads
-from tests.support.wait import auntil, until
+from tests.support.wait import auntil, becomes, until
 
 LIMIT = 1000
 
@@ -34,6 +34,24 @@ def file(tmp_path: Path) -> Path:
     path = tmp_path / "file"
     path.write_text("text", encoding="ascii")
     return path
+
+
+def computes(seconds: float) -> int:
+    """Use processor time, as an import of many modules does."""
+    began = time.thread_time()
+    while time.thread_time() - began < seconds:
+        sum(range(1000))
+    return 1
+
+
+async def test_a_function_that_computes_may_take_longer_than_one_that_waits() -> None:
+    """On a machine with little processor time an import takes minutes. Goes red when all time counts."""
+    reader = FileReader(0.1)
+    assert reader.call(lambda: computes(0.3)) == 1
+    assert await reader.acall(lambda: computes(0.3)) == 1
+    with pytest.raises(ConfigurationError, match="could not be read"):
+        reader.call(lambda: computes(0.1 * BUSY_TIMES + 0.5))
+    await becomes(lambda: reading_threads() == 0, "it has ended")
 
 
 def test_a_pipe_without_a_writer_is_given_up(pipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
