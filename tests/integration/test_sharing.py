@@ -123,8 +123,8 @@ async def test_a_relay_that_is_told_to_stop_while_it_claims_keeps_nothing(databa
     harness = RelayHarness(database.dsn, [(spec("s"), MemorySink())], lease_seconds=LEASE_SECONDS)
     claim = harness.store.claim_shards
 
-    async def claim_and_be_told(*arguments: Any) -> Any:
-        found = await claim(*arguments)
+    async def claim_and_be_told(*arguments: Any, **named: Any) -> Any:
+        found = await claim(*arguments, **named)
         harness.stopping.set()
         await harness.lease_manager.stop()
         # A session that begins only now waits for this claim, and cannot end before it.
