@@ -358,16 +358,18 @@ async def test_a_log_that_is_locked_hides_only_what_is_in_it(books: Ledger) -> N
 
 
 async def test_dead_rows_are_found_under_their_table(books: Ledger) -> None:
-    books.emit(*"abcdefgh")
-    books.do("delete from outbox.event")
-    books.database.close()  # reports what the connection has done
+    """PostgreSQL 14 may lose the report of a connection: there are more rows until one arrives."""
 
     async def counted() -> list[Any]:
+        books.emit(*"abcdefgh")
+        books.do("delete from outbox.event")
+        books.database.close()  # reports what the connection has done
         return [row for row in await books.store.named("doctor_tables", {"dead": 5}) if row.name == "event"]
 
     rows = await auntil(counted, seconds=20, what="the dead rows are counted")
     [finding] = server.examine_tables(rows)
-    assert finding.evidence.startswith("dead: 8, live: 0, last vacuum: never")
+    assert finding.evidence.startswith("dead: ")
+    assert "live: 0, last vacuum: never" in finding.evidence
 
 
 async def test_a_replication_slot_is_found(books: Ledger) -> None:
