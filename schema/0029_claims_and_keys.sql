@@ -359,6 +359,8 @@ $$;
 create function outbox.row_went_early() returns trigger
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
 as $$
 begin
     update outbox.unique_key k set look_at = clock_timestamp()
@@ -401,7 +403,9 @@ begin
     uids := uids || change_events.uid;
     update outbox.attempt a set error = null, detail = null
      where a.uid = any (uids) and (a.error is not null or a.detail is not null);
-    delete from outbox.unique_key k where k.uid = any (uids);
+    delete from outbox.unique_key k  -- in one order, as emits lock them
+     where k.ctid = any (array(select l.ctid from outbox.unique_key l where l.uid = any (uids)
+                                order by l.type, l.unique_key for update));
     update outbox.discarded m set reason = 'erased' where m.uid = any (uids) and m.reason <> 'erased';
     delete from outbox.delivery d
      where (d.uid = any (uids) or (d.id > e.place and d.id <= upto_id and d.key = change_events.key))

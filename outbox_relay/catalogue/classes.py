@@ -33,15 +33,20 @@ class DataclassOrModel:
 
         What a class writes for them by its own serializers or settings is left as it is.
         """
+        from pydantic import BaseModel
         from pydantic_core import SchemaSerializer
 
-        of, schema = cast(Any, self._of), self._adapter.core_schema
-        own: dict[str, Any] = getattr(of, "model_config", None) or getattr(of, "__pydantic_config__", None) or {}
-        if not isinstance(schema, dict) or own.get("ser_json_inf_nan") == "strings":
+        of: Any = self._of
+        if type(self._adapter.core_schema) is not dict:  # it is made at the first use
+            self._adapter.rebuild()
+        schema: Any = self._adapter.core_schema  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        is_model, has_own = issubclass(of, BaseModel), hasattr(of, "__pydantic_serializer__")
+        own: dict[str, Any] = of.model_config if is_model else getattr(of, "__pydantic_config__", {}) if has_own else {}
+        if own.get("ser_json_inf_nan") == "strings":
             return self._adapter.serializer
         settings: Any = {name: own[name] for name in KEPT_SETTINGS if name in own}
         settings["ser_json_inf_nan"] = "constants"
-        return SchemaSerializer(cast(Any, schema), settings)
+        return SchemaSerializer(schema, settings)
 
     def payload_of(self, instance: object) -> Any:
         """Return an instance as ``json.dumps`` takes it. Raises ``InvalidEvent``."""

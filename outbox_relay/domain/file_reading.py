@@ -29,7 +29,7 @@ READ_SECONDS = 10.0
 """Longest wait for the contents of files, in seconds."""
 LOOKS = 20
 """Number of times within a wait at which the caller checks if it is over."""
-BUSY_SHARE = 0.01
+BUSY_SHARE = 0.03
 """Share of the time for which a thread computes, from which on it is not waiting for a file."""
 BUSY_TIMES = 12
 """Number of times by which a function that computes may take longer, as one that imports modules on a slow machine."""

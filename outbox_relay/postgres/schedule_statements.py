@@ -53,9 +53,10 @@ class ScheduleStatements(Database):
         """Register the schedules of a file, or change them; return their generations."""
         return dict(await self._rows("register_schedules", {"wanted": json.dumps(list(wanted))}))
 
-    async def known_schedules(self, names: Iterable[str]) -> set[str]:
-        """Return those of ``names`` that schedules have."""
-        return {name for (name,) in await self._rows("known_schedules", {"names": list(names)})}
+    async def known_schedules(self, names: Iterable[str]) -> tuple[str, set[str]]:
+        """Return the incarnation of the server, and those of ``names`` that schedules have."""
+        [(server, found)] = await self._rows("known_schedules", {"names": list(names)})
+        return server, set(found)
 
     async def hold_schedules(self, relay: UUID, known: Mapping[str, int]) -> list[OtherGeneration]:
         """Record which schedules the file of a relay has, and return those that have another generation."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Collection
+from collections.abc import Collection
 
 from structlog.stdlib import BoundLogger
 
@@ -208,8 +208,12 @@ class ParkedSettler:
         spec = self._context.spec
         only_tried = spec.record_attempts == "failures"
 
-        def delete(name: str | None) -> Awaitable[dict[int, bool]]:
-            return self._store.delete_rows(spec.name, deleted, relay=name, only_tried=only_tried)
+        async def delete(name: str | None) -> dict[int, bool]:
+            found = await self._store.delete_rows(spec.name, deleted, relay=name, only_tried=only_tried)
+            # A rename may have moved rows while the statement waited for it.
+            left = [row for row in deleted if row.id not in found]
+            again = await self._store.delete_rows(spec.name, left, relay=name, only_tried=only_tried) if left else {}
+            return {**found, **again}
 
         with timed(self._context.measures.settle):
             ours = await self._recorder.settle(sum(d.record is not None for d in deleted), delete)
@@ -223,8 +227,11 @@ class ParkedSettler:
         back, hold = self._back[:count], self._context.spec.hold
         updates = [update for _, update, _ in back]
 
-        def update(name: str | None) -> Awaitable[set[int]]:
-            return self._store.update_rows(self._context.spec.name, updates, relay=name)
+        async def update(name: str | None) -> set[int]:
+            sink = self._context.spec.name
+            found = await self._store.update_rows(sink, updates, relay=name)
+            left = [each for each in updates if each.id not in found]
+            return found | (await self._store.update_rows(sink, left, relay=name) if left else set())
 
         with timed(self._context.measures.settle):
             ours = await self._recorder.settle(sum(u.record is not None for u in updates), update)

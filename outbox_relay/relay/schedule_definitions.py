@@ -7,7 +7,7 @@ so waits until no live relay has the one in force, and then registers its own ag
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -29,19 +29,9 @@ Definition = Mapping[str, Any]
 
 
 class ScheduleDefinitions:
-    """The definitions of one relay's file, of which ``wanted`` are the first.
+    """The definitions of one relay's file, of which ``wanted`` are the first."""
 
-    ``incarnation`` returns that of the server, or None while it is not known.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        relay: UUID,
-        wanted: Sequence[Definition],
-        log: BoundLogger,
-        incarnation: Callable[[], str | None],
-    ) -> None:
+    def __init__(self, store: Store, relay: UUID, wanted: Sequence[Definition], log: BoundLogger) -> None:
         self._store = store
         self._relay = relay
         self._wanted = wanted
@@ -51,7 +41,6 @@ class ScheduleDefinitions:
         self._others: dict[str, tuple[int, int]] = {}
         """Generations of other definitions in force, each with the number of looks at which no relay had it."""
         self._held_at = float("-inf")
-        self._incarnation = incarnation
         self._known_in: str | None = None
         """The server's incarnation at the last look."""
         self._present: set[str] = set()
@@ -71,31 +60,27 @@ class ScheduleDefinitions:
             self._known = await self._store.register_schedules(wanted) if wanted else {}
             self._others, self._held_at = {}, float("-inf")
             self.registered = wanted is self._wanted
-            self._known_in, self._present = self._incarnation(), set(self._known)
-        elif (now_in := self._incarnation()) not in (None, self._known_in):
-            await self._restore_missing()
-            self._known_in = now_in
+            self._known_in = None
         if (wanted or self._held_at == float("-inf")) and time.monotonic() - self._held_at >= HOLD_SECONDS:
             await self._compare(await self._store.hold_schedules(self._relay, self._known))
-            await self._look_for_removed()
+            await self._look_for_missing()
             self._held_at = time.monotonic()
 
-    async def _restore_missing(self) -> None:
+    async def _look_for_missing(self) -> None:
         """Register the schedules that the database had under the last server: it may be of a state from before them.
 
-        Those that it has are left alone. Other relays may have changed them since.
+        Those that it has are left alone. Other relays may have changed them since. What is missing although the server
+        is the same was removed by a person.
         """
-        present = await self._store.known_schedules(self._present)
-        if missing := [each for each in self._wanted if each["name"] in self._present - present]:
-            self._known |= await self._store.register_schedules(missing)
-            names = [each["name"] for each in missing]
-            self._log.warning("schedules.registered_again", schedules=names[:MOST_NAMED], count=len(names))
-
-    async def _look_for_removed(self) -> None:
-        """Forget the schedules that are missing although the server is the same: a person has removed them."""
-        present = await self._store.known_schedules([each["name"] for each in self._wanted])
-        if self._incarnation() == self._known_in:
-            self._present = present
+        server, present = await self._store.known_schedules([each["name"] for each in self._wanted])
+        if self._known_in not in (None, server):
+            missing = [each for each in self._wanted if each["name"] in self._present - present]
+            if missing:
+                self._known |= await self._store.register_schedules(missing)
+                names = [each["name"] for each in missing]
+                self._log.warning("schedules.registered_again", schedules=names[:MOST_NAMED], count=len(names))
+                present |= set(names)
+        self._known_in, self._present = server, present
 
     async def _compare(self, found: Iterable[OtherGeneration]) -> None:
         """Adopt the generations of definitions that are ours, and replace those that no live relay has."""

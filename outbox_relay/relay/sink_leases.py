@@ -230,6 +230,12 @@ class SinkLeases:
         self._unserved = 0
         self.superseded = self.row.generation > generation
 
+    def registered(self, generation: int, routes: SinkRoutes | None) -> None:
+        """Serve the sink, which was registered again: what the database said of it before no longer counts."""
+        self.removed, self._behind = False, 0
+        self.row = self.row._replace(generation=generation, unowned=SHARDS)
+        self.serve(generation, routes)
+
     def observe(self, row: SinkRow, *, stopping: bool) -> bool:
         """Apply the sink's state in the database.
 

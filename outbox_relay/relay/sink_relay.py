@@ -103,6 +103,8 @@ class SinkRelay:
     """The incarnation of the server that had the sink last; None if it is not to be registered again."""
     _start: str = "now"
     """The place in the log where the sink began, as of that server."""
+    _missing_since: float = 0.0
+    """``time.monotonic()`` of the last look at which the database had the sink."""
     _former_names: list[str] = field(default_factory=list[str])
     _in_hand: RowsInHand = field(default_factory=RowsInHand)
 
@@ -201,8 +203,8 @@ class SinkRelay:
         await self.sink.reset()
         self._adopt_name()
         await self.store.check_session()
-        self._observations = self.leases.observations
         self._began = await self.ticker.refresh()
+        self._observations = self.leases.observations
         server, session_epoch = self._began.incarnation, self.ticker.session_epoch
         await self.lease_manager.reclaim(self.leases)
         await self._give_rows_back()
@@ -256,7 +258,7 @@ class SinkRelay:
         It must have no shards and no rows under way.
         """
         if self.leases.held or parked.under_way:
-            self._tell_wait(parked.under_way)
+            self._tell_wait(parked.under_way + self.in_hand)
             return
         if self.leases.renamed_to is not None:
             raise Reloaded("the sink was renamed")
@@ -280,44 +282,52 @@ class SinkRelay:
         """Register the sink again if the database was restored to a state from before its registration.
 
         It begins as it had begun: at the beginning of the log, or at the first tick of this session. If the database
-        is from before a rename, the sink is served under its earlier name instead. A sink that was removed, or whose
-        row was deleted, stays away, and a relay with an older configuration leaves it to the others.
+        is from before a rename, the sink is served under its earlier name. A sink that was removed, or whose row was
+        deleted, stays away. A relay that was superseded leaves it to the others for a while.
         """
         leases, began = self.leases, self._began
-        if began is None:
+        if began is None or self.spec.replay is not None:
             return
         if not leases.removed:
+            self._missing_since = time.monotonic()
             if leases.observations > self._observations:
                 self._seen_in, self._start = began.incarnation, leases.row.start or "now"
             return
-        if leases.renamed_to is not None:
+        if self._seen_in is None or leases.renamed_to is not None or leases.former:
             return
-        if self.ticker.incarnation == began.incarnation == self._seen_in:
-            self._seen_in = None  # what took it away was no restore
-        if leases.former or leases.superseded or self._next or self.stopping.is_set():
+        server = (await self.ticker.refresh()).incarnation  # the last tick may be older than what is missing
+        if server == self._seen_in:
+            self._seen_in = None
+        if self._seen_in is None or server != began.incarnation or self._next or self.stopping.is_set():
             return
-        if self._seen_in in (None, began.incarnation):
-            return
-        earlier = [name for name in dict.fromkeys((leases.configured, *self._former_names)) if name != self.spec.name]
-        if earlier and (name := await self.lease_manager.former_name(leases, earlier)) is not None:
-            leases.remove(renamed_to=name)
-            self._adopt_name()
-            raise Reloaded("the rename of the sink was taken back")
-        await self._register(began)
+        waits = 2 * self.lease_manager.lease_seconds if leases.superseded else 0.0
+        if time.monotonic() - self._missing_since >= waits:
+            await self._register(began)
 
     async def _register(self, began: TickResult) -> None:
-        """Register the sink unless it is there by now, and begin a session that serves it."""
+        """Register the sink unless it is there by now, and begin a session that serves it.
+
+        A name that it got later is not known to the files of the relays: it has its name in the settings again.
+        """
+        leases, earlier = self.leases, dict.fromkeys((self.leases.configured, *self._former_names))
+        names = [name for name in earlier if name != self.spec.name]
+        present = await self.lease_manager.former_name(leases, names) if names else None
+        if present is not None or names:
+            leases.remove(renamed_to=present or leases.configured)
+            self._adopt_name()
+        if present is not None:
+            raise Reloaded("the rename of the sink was taken back")
         spec, server = self.spec, began.incarnation
         generation = await self.store.register_missing_sink(
             spec.name, spec.patterns, self._start, began.tick, queued=spec.queued, server=server
         )
-        await self.lease_manager.refresh()
         if generation is None:
             return
+        leases.registered(generation, spec.routes)
+        self._seen_in = server
         self.log.warning("sink.registered_again", start=self._start, since=began.now.isoformat())
         for reason in (await self.store.state_limits({spec.name: spec.limits}, server)).values():
             self.log.warning("limits.refused", reason=reason)
-        self.leases.serve(generation, spec.routes)
         raise Reloaded("the sink was registered again")
 
     async def _serve_again(self) -> None:

@@ -87,11 +87,6 @@ class Ticker:
         return self._result.tick if self._result else None
 
     @property
-    def incarnation(self) -> str | None:
-        """The server's incarnation at the newest tick of this session epoch; None before the first."""
-        return self._result.incarnation if self._result else None
-
-    @property
     def config_versions(self) -> int:
         """The sum of the generations of all sinks at the newest tick."""
         return self._result.config_versions if self._result else 0

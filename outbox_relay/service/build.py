@@ -89,7 +89,7 @@ def build(settings: Settings, log: BoundLogger, stopping: asyncio.Event, trace: 
     relays = SinkRelays(build_specs(settings), sinks, store, ticker, lease_manager, log, stopping, trace)
     recorded_config = RecordedConfig(store, lease_manager, settings, log)
     clients, lag_watch = ReplayClients(settings, webhooks, trace), LagWatch(store, settings.notify.limit, log)
-    schedules = build_schedules(settings, store, ticker, relay, log, measures.schedules)
+    schedules = build_schedules(settings, store, relay, log, measures.schedules)
     return Parts(
         store,
         own_addresses,
@@ -145,11 +145,10 @@ def build_retention(settings: Settings, store: Store, relay: UUID, log: BoundLog
 
 
 def build_schedules(
-    settings: Settings, store: Store, ticker: Ticker, relay: UUID, log: BoundLogger, measures: ScheduleMeasures
+    settings: Settings, store: Store, relay: UUID, log: BoundLogger, measures: ScheduleMeasures
 ) -> Schedules:
     """Return the part that registers the schedules of the file, and fires all."""
-    wanted = settings.registered_schedules()
-    definitions = ScheduleDefinitions(store, relay, wanted, log, lambda: ticker.incarnation)
+    definitions = ScheduleDefinitions(store, relay, settings.registered_schedules(), log)
     return Schedules(store, definitions, settings.relay.name, log, measures)
 
 

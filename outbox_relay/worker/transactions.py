@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+from asyncio import CancelledError
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
@@ -58,9 +59,6 @@ class Transactions:
         """Call ``handler`` in a transaction that marks the event, unless it is marked. Raises as the handler."""
         connection = self._take(psycopg.Connection)
         try:
-            if connection is not None and not self._reset(connection):
-                connection.close()
-                connection = None
             connection = connection or self._connect(ends_at)
             with self._marked(connection, delivery) as is_first:
                 if is_first:
@@ -72,9 +70,12 @@ class Transactions:
                 connection.close()
             raise
         finally:
-            delivery.connection = None
-            if connection is not None and not self._keep(connection):
-                connection.close()
+            was_called, delivery.connection = delivery.connection is not None, None
+            if connection is not None:
+                if _is_idle(connection) and (not was_called or self._reset(connection)):
+                    self._idle.append(connection)
+                else:
+                    connection.close()
 
     def _connect(self, ends_at: float) -> psycopg.Connection[Any]:
         options = self._options(ends_at)
@@ -92,7 +93,7 @@ class Transactions:
         return connection
 
     def _reset(self, connection: psycopg.Connection[Any]) -> bool:
-        """Take back what an earlier handler may have changed. Return False if that failed.
+        """Take back what the handler may have changed. Return False if that failed, which is no fault of the event.
 
         The sessions of a pooler are left alone: they may be those of other clients, and settings of the pooler's.
         """
@@ -100,7 +101,7 @@ class Transactions:
         try:
             if not self._pooled:
                 psycopg.Cursor(connection).execute(RESET, prepare=False)
-        except psycopg.Error:
+        except Exception:
             return False
         return True
 
@@ -123,9 +124,6 @@ class Transactions:
         """Call an asynchronous ``handler`` as :meth:`run` does."""
         connection = self._take(psycopg.AsyncConnection)
         try:
-            if connection is not None and not await self._areset(connection):
-                await connection.close()
-                connection = None
             connection = connection or await self._aconnect(ends_at)
             async with self._amarked(connection, delivery) as is_first:
                 if is_first:
@@ -137,9 +135,12 @@ class Transactions:
                 await connection.close()
             raise
         finally:
-            delivery.connection = None
-            if connection is not None and not self._keep(connection):
-                await connection.close()
+            was_called, delivery.connection = delivery.connection is not None, None
+            if connection is not None:
+                if _is_idle(connection) and (not was_called or await self._areset(connection)):
+                    self._idle.append(connection)
+                else:
+                    await connection.close()
 
     async def _aconnect(self, ends_at: float) -> psycopg.AsyncConnection[Any]:
         options = self._options(ends_at)
@@ -164,7 +165,7 @@ class Transactions:
         try:
             if not self._pooled:
                 await psycopg.AsyncCursor(connection).execute(RESET, prepare=False)
-        except psycopg.Error:
+        except (Exception, CancelledError):  # the event is committed: its time may end now
             return False
         return True
 
@@ -219,12 +220,10 @@ class Transactions:
                 return connection
             connection.pgconn.finish()
 
-    def _keep(self, connection: Any) -> bool:
-        """Keep a connection for another delivery. Return False if it cannot serve one."""
-        idle = not connection.closed and connection.info.transaction_status == TransactionStatus.IDLE
-        if idle:
-            self._idle.append(connection)
-        return idle
+
+def _is_idle(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
+    """Return True if the connection is open and in no transaction."""
+    return not connection.closed and connection.info.transaction_status == TransactionStatus.IDLE
 
 
 def _check_open(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:

@@ -165,13 +165,15 @@ class Quiet:
         return []
 
 
-def test_a_kept_connection_that_was_lost_is_replaced(
+def test_a_kept_connection_that_was_lost_is_the_databases_fault(
     effects: Database, kept: Transactions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called = list[Delivery]()
     kept.run(a_delivery(), called.append, clock() + 10)
     query(effects, END_CONNECTIONS)
     monkeypatch.setattr(transactions.select, "poll", Quiet)
+    with pytest.raises(DatabaseDown, match="cannot be used"):
+        kept.run(a_delivery(), called.append, clock() + 10)
     kept.run(a_delivery(), called.append, clock() + 10)
     assert len(called) == 2
 
@@ -187,6 +189,8 @@ async def test_the_same_holds_for_asynchronous_handlers(
     await kept.arun(a_delivery(), handler, clock() + 10)
     query(effects, END_CONNECTIONS)
     monkeypatch.setattr(transactions.select, "poll", Quiet)
+    with pytest.raises(DatabaseDown, match="cannot be used"):
+        await kept.arun(a_delivery(), handler, clock() + 10)
     await kept.arun(a_delivery(), handler, clock() + 10)
     assert len(called) == 2
 

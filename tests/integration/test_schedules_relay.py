@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from datetime import timedelta
 
@@ -145,36 +145,33 @@ async def test_a_reload_brings_back_a_schedule_that_was_removed(database: Databa
         await becomes(lambda: query(database, "select from outbox.schedule"), "it is registered again")
 
 
-async def test_a_schedule_that_a_restore_took_back_is_registered_again(
+async def test_a_schedule_that_a_restore_took_back_is_registered_again_unless_a_person_had_removed_it(
     database: Database, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Goes red when the relay does not ask after a change of servers. One that is there is left as it is."""
-    monkeypatch.setattr("outbox_relay.relay.schedule_definitions.HOLD_SECONDS", 3600.0)
-    server = ["before"]
-    async with running(part(store, schedule("kept"), schedule("gone"), incarnation=lambda: server[0])):
-        await becomes(lambda: names(database) == ["gone", "kept"], "both are registered")
-        query(database, "update outbox.schedule set cron = '1 1 1 1 *' where name = 'kept' returning 1")
-        query(database, "delete from outbox.schedule where name = 'gone' returning 1")
-        server[0] = "restored"
-        await becomes(lambda: names(database) == ["gone", "kept"], "the missing one is registered again")
-    assert row(database, "kept")["cron"] == "1 1 1 1 *"
+    known, server, restores = store.known_schedules, ["before"], list[str]()
 
+    async def known_in(wanted: Iterable[str]) -> tuple[str, set[str]]:
+        while restores:
+            query(database, restores.pop())
+            server[0] = "restored"
+        return server[0], (await known(wanted))[1]
 
-async def test_a_schedule_that_a_person_removed_stays_away_after_a_restart_of_the_server(
-    database: Database, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    assert (await store.known_schedules(["a"]))[0]
+    monkeypatch.setattr(store, "known_schedules", known_in)
     monkeypatch.setattr("outbox_relay.relay.schedule_definitions.HOLD_SECONDS", 0.0)
-    server = ["before"]
-    relay = part(store, schedule("gone"), schedule("lost"), incarnation=lambda: server[0])
+    relay = part(store, schedule("kept"), schedule("lost"), schedule("removed"))
     async with running(relay):
-        await becomes(lambda: names(database) == ["gone", "lost"], "both are registered")
-        query(database, "delete from outbox.schedule where name = 'gone' returning 1")
-        await becomes(lambda: "gone" not in relay.definitions._present, "the relay has looked since")  # pyright: ignore[reportPrivateUsage]
-        monkeypatch.setattr("outbox_relay.relay.schedule_definitions.HOLD_SECONDS", 3600.0)
-        await becomes(lambda: query(database, "delete from outbox.schedule returning 1") or True, "a restore")
-        server[0] = "restarted"
-        await becomes(lambda: names(database), "the other one is registered again")
-    assert names(database) == ["lost"]
+        await becomes(lambda: names(database) == ["kept", "lost", "removed"], "all are registered")
+        query(database, "delete from outbox.schedule where name = 'removed' returning 1")
+        await becomes(lambda: relay.definitions._present == {"kept", "lost"}, "the relay has looked since")  # pyright: ignore[reportPrivateUsage]
+        query(database, "update outbox.schedule set cron = '1 1 1 1 *' where name = 'kept' returning 1")
+        restores.append("delete from outbox.schedule where name = 'lost' returning 1")
+        await becomes(
+            lambda: server == ["restored"] and len(names(database)) == 2, "the missing one is registered again"
+        )
+    assert names(database) == ["kept", "lost"]
+    assert row(database, "kept")["cron"] == "1 1 1 1 *"
 
 
 def names(database: Database) -> list[str]:

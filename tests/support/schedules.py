@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -78,10 +78,10 @@ class Part(NamedTuple):
     measures: ScheduleMeasures
 
 
-def part(store: Store, *wanted: dict[str, Any], incarnation: Callable[[], str] = lambda: "first") -> Part:
-    """Return the part of a relay whose file has these schedules, at a server of this incarnation."""
+def part(store: Store, *wanted: dict[str, Any]) -> Part:
+    """Return the part of a relay whose file has these schedules."""
     log, relay, measures = structlog.stdlib.get_logger(), uuid4(), ScheduleMeasures()
-    definitions = ScheduleDefinitions(store, relay, wanted, log, incarnation)
+    definitions = ScheduleDefinitions(store, relay, wanted, log)
     return Part(relay, definitions, Schedules(store, definitions, "web-1", log, measures), measures)
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any, cast
 from uuid import UUID
 
@@ -11,8 +14,9 @@ import structlog
 
 from outbox_relay.domain.errors import DatabaseUnusable, LeaseLost, PositionsMissing, RelayError, first
 from outbox_relay.domain.in_flight import Chunk, InFlight
+from outbox_relay.domain.sink_spec import ReplaySpec
 from outbox_relay.domain.window import Position, Tick
-from outbox_relay.postgres.rows import SinkRow
+from outbox_relay.postgres.rows import SinkRow, TickResult
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay import settler
 from outbox_relay.relay.leases import LeaseManager
@@ -82,6 +86,13 @@ class FailingRelay(SinkRelay):
         if self.error:
             raise self.error
         return None
+
+    async def look_at(self, database: Restored, seen_in: str, missing_for: float) -> None:
+        """Look once, while the sink has been missing for some time. ``seen_in`` is the incarnation that had it."""
+        self.store, self.ticker = cast("Any", database), cast("Any", database)
+        self._began, self._seen_in = await database.refresh(), seen_in
+        self._missing_since = time.monotonic() - missing_for
+        await self._register_again()
 
     async def _run_session(self) -> None:
         await self._prepare()
@@ -153,6 +164,39 @@ async def test_a_removed_sink_is_the_fault_whatever_ends_its_sessions() -> None:
     assert relay.fault == "the sink was removed from the database"
     relay.leases.observe(ROW, stopping=False)
     assert relay.fault is None
+
+
+class Restored:
+    """The ticks, and the statement by which a missing sink is registered, of a database that was restored."""
+
+    def __init__(self) -> None:
+        self.registered = 0
+
+    async def refresh(self) -> TickResult:
+        """Return the first tick of the new incarnation."""
+        return TickResult(Tick(1, "3:3:", 3), "restored", 0, datetime.now(UTC), 0)
+
+    async def register_missing_sink(self, *_: object, **_given: object) -> None:
+        """Register nothing: another relay has."""
+        self.registered += 1
+
+
+@pytest.mark.parametrize(
+    ("change", "registers"),
+    [("", True), ("replay", False), ("superseded", False), ("superseded long ago", True), ("same server", False)],
+)
+async def test_only_a_sink_that_a_restore_took_from_the_newest_configuration_is_registered_again(
+    change: str, registers: bool
+) -> None:
+    """A replay is no sink, and relays that were superseded leave it to the others for two leases."""
+    relay, database = a_relay(), Restored()
+    if change == "replay":
+        relay.spec = replace(relay.spec, replay=ReplaySpec(1))
+    relay.leases.superseded = change.startswith("superseded")
+    relay.leases.remove()
+    seen_in, missing_for = "restored" if change == "same server" else "before", 31 if "long ago" in change else 0
+    await relay.look_at(database, seen_in, missing_for)
+    assert database.registered == registers
 
 
 def test_the_unexpected_failure_of_several_is_the_one_that_is_raised() -> None:
