@@ -158,9 +158,13 @@ def stored(database: Database) -> dict[int, Stored]:
 
 
 def undecided(log: Log, database: Database, sink: str, uids: Iterable[object]) -> list[Stored]:
-    """Return the events that are not among these and are neither dead with a reason nor scheduled."""
-    found = set(map(str, uids))
-    return [event for event in _due(log, database, sink) if event.uid not in found]
+    """Return the events that are not among these and are neither dead with a reason nor scheduled.
+
+    Events of one uid count each: several may have it.
+    """
+    due, found = _due(log, database, sink), Counter(map(str, uids))
+    missing = Counter(event.uid for event in due) - found
+    return [event for event in due if event.uid in missing]
 
 
 def judge(log: Log, database: Database, sink: str, arrivals: Sequence[Came]) -> None:
