@@ -321,7 +321,9 @@ class SinkRelay:
         generation = await self.store.register_missing_sink(
             spec.name, spec.patterns, self._start, began.tick, queued=spec.queued, server=server
         )
-        if generation is None:
+        if generation is None:  # another relay has registered it meanwhile
+            if names:
+                raise Reloaded("the sink has its name in the settings again")
             return
         leases.registered(generation, spec.routes)
         self._seen_in = server
