@@ -279,11 +279,10 @@ class SinkRelay:
             self.log.warning("config.waits", requests=requests)
 
     async def _register_again(self) -> None:
-        """Register the sink again if the database was restored to a state from before its registration.
+        """Register the sink again if a restore has taken its registration back.
 
-        It begins as it had begun: at the beginning of the log, or at the first tick of this session. If the database
-        is from before a rename, the sink is served under its earlier name. A sink that was removed, or whose row was
-        deleted, stays away. A relay that was superseded leaves it to the others for a while.
+        A sink that was removed, or whose row was deleted, stays away. A relay that was superseded leaves it to the
+        others for a while.
         """
         leases, began = self.leases, self._began
         if began is None or self.spec.replay is not None:
@@ -300,19 +299,18 @@ class SinkRelay:
             self._seen_in = None
         if self._seen_in is None or server != began.incarnation or self._next or self.stopping.is_set():
             return
-        waits = 2 * self.lease_manager.lease_seconds if leases.superseded else 0.0
-        if time.monotonic() - self._missing_since >= waits:
+        if time.monotonic() - self._missing_since >= 2 * self.lease_manager.lease_seconds * leases.superseded:
             await self._register(began)
 
     async def _register(self, began: TickResult) -> None:
         """Register the sink unless it is there by now, and begin a session that serves it.
 
-        A name that it got later is not known to the files of the relays: it has its name in the settings again.
+        It begins as it had begun: at the beginning of the log, or with this session. Names that it got later are gone.
         """
         leases, earlier = self.leases, dict.fromkeys((self.leases.configured, *self._former_names))
         names = [name for name in earlier if name != self.spec.name]
         present = await self.lease_manager.former_name(leases, names) if names else None
-        if present is not None or names:
+        if names:
             leases.remove(renamed_to=present or leases.configured)
             self._adopt_name()
         if present is not None:
