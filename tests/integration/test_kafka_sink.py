@@ -312,7 +312,11 @@ async def test_a_raised_limit_takes_effect(
     large = an_event(payload=b"x" * (2 * SMALL_LIMIT))
     assert isinstance((await sink.deliver([large], soon()))[0], Refused)
     Administration(real_kafka.bootstrap).set_topic(topic, {"max.message.bytes": str(3 * SMALL_LIMIT)})
-    assert list(await sink.deliver([large], soon())) == [DELIVERED]
+
+    async def is_delivered() -> bool:
+        return list(await sink.deliver([large], soon())) == [DELIVERED]
+
+    await auntil(is_delivered, seconds=30, what="the broker applies the limit, and the sink sees it")
 
 
 async def test_a_record_that_fails_its_request_is_refused_alone_and_its_mates_keep_their_order(
