@@ -32,7 +32,7 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "config.warning": "configuration warning",
         "config.reloaded": "configuration reloaded",
         "config.reload_pending": "the configuration is not reloaded yet",
-        "config.waits": "new settings of this sink wait for requests in flight; no other event of it begins meanwhile",
+        "config.waits": "new settings of this sink wait for requests in flight; until then it starts no other event",
         "config.reload_refused": "the configuration was not reloaded; nothing has changed",
         "config.not_recorded": "the settings are not recorded",
         "config.superseded": "another configuration of this sink is in force; draining",

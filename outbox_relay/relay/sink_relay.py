@@ -273,7 +273,7 @@ class SinkRelay:
         raise Reloaded("the configuration was reloaded")
 
     def _tell_wait(self, requests: int) -> None:
-        """Log once if the new settings wait for requests in flight: no other event of the sink begins meanwhile."""
+        """Log once that the new settings wait for requests in flight. Until then the sink starts no other event."""
         if self._next is not None and time.monotonic() - self._waits_since > TELL_SECONDS:
             self._waits_since = float("inf")
             self.log.warning("config.waits", requests=requests)

@@ -203,7 +203,7 @@ CHANGES = (
     "set role pg_monitor",
     "set default_transaction_read_only to on",
 )
-"""What a handler may do to its session, each of which would reach later events."""
+"""Changes of a handler to its session. Without a reset, each would affect later events."""
 SESSION = """select coalesce(current_setting('app.tenant', true), ''), current_setting('search_path'), current_user,
        current_setting('default_transaction_read_only'), to_regclass('pg_temp.leftover'), pg_backend_pid()::text,
        (select count(*)::text from pg_locks where locktype = 'advisory' and pid = pg_backend_pid())"""

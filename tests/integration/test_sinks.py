@@ -199,7 +199,7 @@ async def test_jobs_in_flight_during_a_rename_are_done_once(database: Database, 
 async def test_the_log_says_that_new_settings_wait_for_a_long_job(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No other event of the sink begins meanwhile. Goes red when nobody can see why the queue does not move."""
+    """Until it ends, the sink starts no other event. Goes red when the log does not give the reason."""
     monkeypatch.setattr("outbox_relay.relay.sink_relay.TELL_SECONDS", 0.1)
     ended = asyncio.Event()
 
