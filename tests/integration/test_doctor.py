@@ -358,7 +358,7 @@ async def test_a_log_that_is_locked_hides_only_what_is_in_it(books: Ledger) -> N
 
 
 async def test_dead_rows_are_found_under_their_table(books: Ledger) -> None:
-    """PostgreSQL 14 may lose the report of a connection: there are more rows until one arrives."""
+    """PostgreSQL 14 may lose any report: rows are added until enough arrive, and both counts are its own."""
 
     async def counted() -> list[Any]:
         books.emit(*"abcdefgh")
@@ -368,8 +368,7 @@ async def test_dead_rows_are_found_under_their_table(books: Ledger) -> None:
 
     rows = await auntil(counted, seconds=20, what="the dead rows are counted")
     [finding] = server.examine_tables(rows)
-    assert finding.evidence.startswith("dead: ")
-    assert "live: 0, last vacuum: never" in finding.evidence
+    assert f"dead: {rows[0].dead}, live: {rows[0].live}, last vacuum: never" in finding.evidence
 
 
 async def test_a_replication_slot_is_found(books: Ledger) -> None:
