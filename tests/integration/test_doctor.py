@@ -368,7 +368,7 @@ async def test_dead_rows_are_found_under_their_table(books: Ledger) -> None:
 
     rows = await auntil(counted, seconds=20, what="the dead rows are counted")
     [finding] = server.examine_tables(rows)
-    assert f"dead: {rows[0].dead}, live: {rows[0].live}, last vacuum: never" in finding.evidence
+    assert f"dead: {rows[0].dead}, live: {rows[0].live}, last vacuum: " in finding.evidence
 
 
 async def test_a_replication_slot_is_found(books: Ledger) -> None:

@@ -273,6 +273,14 @@ def test_settings_of_the_server(settings: dict[str, Any], wanted: list[tuple[str
     assert found(server.examine_server(SimpleNamespace(**SERVER | settings), 1000.0, 1003.0)) == wanted
 
 
+@pytest.mark.parametrize(("ago", "text"), [(None, "never"), (320.0, "5 min 20 s ago")])
+def test_the_last_visit_of_autovacuum(ago: float | None, text: str) -> None:
+    [dead] = server.examine_tables([SimpleNamespace(name="uid", dead=9, live=1, vacuumed=ago)])
+    assert dead.evidence == f"dead: 9, live: 1, last vacuum: {text}"
+    [late] = server.examine_autovacuum([SimpleNamespace(name="uid", dead=300, enabled=True, visited=ago)])
+    assert late.evidence == f"uid: 300 dead rows, last visit: {text}"
+
+
 def test_a_transaction_is_critical_after_an_hour() -> None:
     def transactions(*ages: float) -> list[Any]:
         return [
