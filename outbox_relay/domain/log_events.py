@@ -54,6 +54,8 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "sessions.restarted": "sessions restarted from stored positions",
         # Sinks
         "sink.restarted": "session of a sink restarted after an error",
+        "sink.followed": "new settings beside requests in flight",
+        "sink.prepare_failed": "session that follows is prepared again",
         "sink.paused": "sink paused until it is resumed",
         "sink.lagging": "sink lags",
         "sink.recovered": "sink no longer lags",

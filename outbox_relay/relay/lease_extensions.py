@@ -57,6 +57,6 @@ class LeaseExtensions:
             if due:
                 rows = [(event, self._leases[event], end - now) for event, end in due.items()]
                 with contextlib.suppress(StatementFailed):  # the next look tries again
-                    extended = await self._store.extend_leases(self._context.spec.name, rows)
+                    extended = await self._store.extend_leases(self._context.leases.sink, rows)
                     self._written.update((event, due[event]) for event in extended if event in self._leases)
             await asyncio.sleep(LOOK_SECONDS)

@@ -10,27 +10,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Sequence
 from itertools import chain
 from uuid import UUID
 
 from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.lease_clock import lease_clock
-from outbox_relay.domain.outcomes import DELIVERED, Delivered, Unavailable, Verdict, next_attempt
+from outbox_relay.domain.outcomes import next_attempt
 from outbox_relay.postgres.rows import ClaimedRow, RowUpdate
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.attempt_recorder import AttemptRecorder
 from outbox_relay.relay.breaker import Permit
 from outbox_relay.relay.claimed_calls import ClaimedCalls
 from outbox_relay.relay.context import LEASE_MARGIN_SECONDS, DeliveryContext
+from outbox_relay.relay.finishing import Finishing
 from outbox_relay.relay.lease_extensions import LeaseExtensions
 from outbox_relay.relay.parked_claims import BUSY_POLL_SECONDS, MOST_ROWS, ParkedClaims
 from outbox_relay.relay.parked_pace import ParkedPace
 from outbox_relay.relay.parked_settler import ParkedSettler
 from outbox_relay.relay.queue_claims import QueueClaims, RowsInHand
 from outbox_relay.relay.shared_limits import UNLIMITED, Admission
-from outbox_relay.relay.slow_requests import SlowRequest, SlowRequests
+from outbox_relay.relay.slow_deliveries import SlowDeliveries
+from outbox_relay.relay.slow_requests import SlowRequests
 
 START_SECONDS = 1.0
 """Time after a claim within which the calls with its rows begin. Rows of later ones go back."""
@@ -61,7 +62,9 @@ class ParkedDeliveries:
         self._settler = ParkedSettler(context, store, self._claims, log, recorder)
         self._pace = ParkedPace.for_sink(context)
         self._extensions = LeaseExtensions(context, store)
+        self._slow_deliveries = SlowDeliveries(context, slow_requests, self._settler, self._extensions)
         self._expects_rows = False
+        self._finishing = Finishing()
         self._ahead: asyncio.Task[ClaimedCalls] | None = None
         """The claim of the rows that follow those whose calls begin at present."""
 
@@ -70,51 +73,43 @@ class ParkedDeliveries:
         """The number of rows that were claimed here and are not settled."""
         return self._settler.awaited + len(self._slow_requests) + self._settler.unsettled
 
+    @property
+    def _claims_rows(self) -> bool:
+        """True while rows may be claimed, and the calls of claimed ones may begin."""
+        return self._context.leases.serving and not self._finishing.begun
+
+    async def finish(self) -> None:
+        """Claim no more rows, and wait until those under way are settled. Those whose calls have not begun go back."""
+        await self._finishing.begin()
+        await self._settler.wait_until_settled()
+
     async def run(self) -> None:
         """Claim, deliver and settle rows, until cancelled.
 
         Raises ``SessionReset`` or ``DatabaseUnavailable``.
         """
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._settler.run())
-            tasks.create_task(self._settler.unblock_keys())
-            tasks.create_task(self._adopt_slow_requests(tasks))
-            tasks.create_task(self._extensions.run())
-            while True:
-                if self._ahead is None:
-                    await self._claims.wait_until_due()
-                    await self._pace.rest()
-                if self._context.leases.serving:
-                    await self._claim_and_deliver(tasks)
-                else:
-                    await self._give_ahead_back()
-                    await asyncio.sleep(BUSY_POLL_SECONDS)
-
-    # -- slow requests ----------------------------------------------------------------------------------------
-
-    async def _adopt_slow_requests(self, tasks: asyncio.TaskGroup) -> None:
-        """Settle slow requests, each in a task of its own, until cancelled.
-
-        This must not wait for a slot or for the circuit, since slow requests keep theirs until they are settled.
-        """
         try:
-            while True:
-                slow = await self._slow_requests.take()
-                tasks.create_task(self._settle_slow(slow))
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._settler.run())
+                tasks.create_task(self._settler.unblock_keys())
+                tasks.create_task(self._slow_deliveries.run(tasks))
+                tasks.create_task(self._extensions.run())
+                await self._claim_and_deliver_all(tasks)
         finally:
-            self._slow_requests.close()
+            self._context.limiter.leave()
 
-    async def _settle_slow(self, slow: SlowRequest) -> None:
-        """Settle the row by the verdict, once the row is in the database."""
-        try:
-            self._extensions.watch([slow.row])
-            [verdict], seconds = await slow.request
-        finally:
-            self._extensions.forget([slow.row])
-            self._context.limiter.release()
-        await self._context.settler.committed(slow.settlement)
-        self._settler.decide(slow.row, verdict, slow.permit, seconds)
-        self._slow_requests.decided(slow)
+    async def _claim_and_deliver_all(self, tasks: asyncio.TaskGroup) -> None:
+        while not self._finishing.begun:
+            if self._ahead is None:
+                await self._claims.wait_until_due()
+                await self._pace.rest()
+            if self._claims_rows:
+                await self._claim_and_deliver(tasks)
+            else:
+                await self._give_ahead_back()
+                await asyncio.sleep(BUSY_POLL_SECONDS)
+        await self._give_ahead_back()
+        self._finishing.claims_ended()
 
     # -- claimed rows -----------------------------------------------------------------------------------------
 
@@ -126,9 +121,12 @@ class ParkedDeliveries:
         A slot is acquired before the permit, as for events of the log: a probe must not wait for a slot.
         """
         context = self._context
-        await self._take_slot()
+        if not await self._take_slot():
+            return
         permit = context.breaker.admit_at_once() or await self._wait_for_circuit()
-        if self._ahead is not None:
+        if permit is None:
+            self._pace.release_slot()
+        elif self._ahead is not None:
             await self._deliver(tasks, await self._claimed_ahead(), UNLIMITED)
         elif not context.limits.active:
             await self._claim_admitted(tasks, permit, UNLIMITED, self._claim_rows(permit))
@@ -141,24 +139,30 @@ class ParkedDeliveries:
         else:
             self._end_claim(permit)
 
-    async def _take_slot(self) -> None:
-        """Wait for a slot, and until outcomes can be written. Rows that were claimed ahead do not wait for long."""
+    async def _take_slot(self) -> bool:
+        """Wait for a slot, and until outcomes can be written. Rows that were claimed ahead do not wait for long.
+
+        Return False, without a slot, if the session finishes.
+        """
         if self._ahead is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(START_SECONDS):
-                    await self._wait_for_slot()
-                    return
+                    return await self._wait_for_slot()
             await self._give_ahead_back()
-        await self._wait_for_slot()
+        return await self._finishing.unless_begun(self._wait_for_slot()) is not None
 
-    async def _wait_for_slot(self) -> None:
+    async def _wait_for_slot(self) -> bool:
         await self._settler.wait_for_capacity()
         await self._pace.take_slot()
+        return True
 
-    async def _wait_for_circuit(self) -> Permit:
-        """Wait for the circuit. Rows that were claimed ahead go back, since the destination may be down for long."""
+    async def _wait_for_circuit(self) -> Permit | None:
+        """Wait for the circuit. Rows that were claimed ahead go back, since the destination may be down for long.
+
+        Return None if the session finishes.
+        """
         await self._give_ahead_back()
-        return await self._context.breaker.admit()
+        return await self._finishing.unless_begun(self._context.breaker.admit())
 
     async def _claim_admitted(self, tasks: asyncio.TaskGroup, permit: Permit, admission: Admission, most: int) -> None:
         """Claim rows with an admission for their first call, and start their delivery.
@@ -211,8 +215,9 @@ class ParkedDeliveries:
     async def _admitted(self, permit: Permit) -> Admission | None:
         """Wait for the limits of all relays. Return None if nothing may be sent any more."""
         context = self._context
-        admission = await context.admit("parked", 1 if permit.probe else min(MOST_ROWS, context.sink.max_batch))
-        if self._may_send(permit):
+        most = 1 if permit.probe else min(MOST_ROWS, context.sink.max_batch)
+        admission = await self._finishing.unless_begun(context.admit("parked", most))
+        if admission is None or self._may_send(permit):
             return admission
         context.limits.withdraw(admission)
         return None
@@ -221,7 +226,7 @@ class ParkedDeliveries:
         """Return True if a call that was admitted before may still be sent."""
         breaker = self._context.breaker
         holds = permit.probe or breaker.holds(permit)
-        return holds and not breaker.handing_over and self._context.leases.serving
+        return holds and not breaker.handing_over and self._claims_rows
 
     # -- claims ahead -----------------------------------------------------------------------------------------
 
@@ -372,28 +377,7 @@ class ParkedDeliveries:
         try:
             answer = await self._context.call(events, until, admission, attempt)
             self._pace.observe(answer.seconds)
-            self._apply(rows, *answer, permit)
+            self._settler.settle_call(rows, *answer, permit)
         finally:
             self._extensions.forget(rows)
             self._settler.arrived(len(rows))
-
-    def _apply(self, rows: list[ClaimedRow], verdicts: Sequence[Verdict], seconds: float, permit: Permit) -> None:
-        """Settle the rows of a call. Those that were not tried, such as behind a failed row of their key, go back."""
-        if verdicts.count(DELIVERED) == len(rows):
-            self._context.delivered(permit)
-            self._context.limiter.increase()
-            self._settler.measure_delivered(rows, seconds)
-            for row, verdict in zip(rows, verdicts, strict=True):
-                self._settler.delivered(row, verdict)
-            return
-        stopped: set[str] = set()
-        for row, verdict in zip(rows, verdicts, strict=True):
-            key = row.event.key if self._context.keyed(row.event) else None
-            if isinstance(verdict, Unavailable) and (verdict.untouched or key in stopped):
-                if verdict.untouched:
-                    self._context.breaker.unused(permit)
-                self._settler.send_back(row, RowUpdate(row.event.id, row.lease, row.attempts))
-                continue
-            self._settler.decide(row, verdict, permit, seconds)
-            if key is not None and not isinstance(verdict, Delivered):
-                stopped.add(key)

@@ -39,7 +39,7 @@ def _prefetch_of(context: DeliveryContext) -> Callable[[], int] | None:
     sink, limiter = context.sink, context.limiter
     if not (context.spec.queued and isinstance(sink, Prefetches)):
         return None
-    return lambda: 0 if context.limits.active or limiter.reduced_limit is not None else sink.prefetch
+    return lambda: 0 if context.limits.active or limiter.reduced_limit is not None or limiter.shared else sink.prefetch
 
 
 class ParkedPace:

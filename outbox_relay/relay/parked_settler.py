@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.attempts import AttemptRecord, delivery_record, failure_record
 from outbox_relay.domain.errors import StatementFailed
 from outbox_relay.domain.measures import DeadReason
-from outbox_relay.domain.outcomes import DeadLetter, Delivered, Done, RetryLater, StandStill, Verdict, decide
+from outbox_relay.domain.outcomes import (
+    DELIVERED,
+    DeadLetter,
+    Delivered,
+    Done,
+    RetryLater,
+    StandStill,
+    Unavailable,
+    Verdict,
+    decide,
+)
 from outbox_relay.postgres.rows import ClaimedRow, DeliveredRow, RowUpdate
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.attempt_recorder import AttemptRecorder
@@ -65,6 +75,12 @@ class ParkedSettler:
     async def wait_for_capacity(self) -> None:
         """Wait until fewer than ``MOST_UNSETTLED`` outcomes are to be written."""
         while not self.has_capacity:
+            self._settled.clear()
+            await self._settled.wait()
+
+    async def wait_until_settled(self) -> None:
+        """Wait until every claimed row has an outcome, and all of them are in the database."""
+        while self.awaited or self.unsettled:
             self._settled.clear()
             await self._settled.wait()
 
@@ -133,6 +149,27 @@ class ParkedSettler:
             self._context.report.dead(row.event, back.status, back.attempt)
         self._back.append((row, back, dead))
         self._wake(row)
+
+    def settle_call(self, rows: list[ClaimedRow], verdicts: Sequence[Verdict], seconds: float, permit: Permit) -> None:
+        """Settle the rows of a call. Those that were not tried, such as behind a failed row of their key, go back."""
+        if verdicts.count(DELIVERED) == len(rows):
+            self._context.delivered(permit)
+            self._context.limiter.increase()
+            self.measure_delivered(rows, seconds)
+            for row, verdict in zip(rows, verdicts, strict=True):
+                self.delivered(row, verdict)
+            return
+        stopped: set[str] = set()
+        for row, verdict in zip(rows, verdicts, strict=True):
+            key = row.event.key if self._context.keyed(row.event) else None
+            if isinstance(verdict, Unavailable) and (verdict.untouched or key in stopped):
+                if verdict.untouched:
+                    self._context.breaker.unused(permit)
+                self.send_back(row, RowUpdate(row.event.id, row.lease, row.attempts))
+                continue
+            self.decide(row, verdict, permit, seconds)
+            if key is not None and not isinstance(verdict, Delivered):
+                stopped.add(key)
 
     def decide(self, row: ClaimedRow, verdict: Verdict, permit: Permit, seconds: float) -> None:
         """Settle a row by its verdict, which a call of ``seconds`` returned."""
@@ -209,10 +246,11 @@ class ParkedSettler:
         only_tried = spec.record_attempts == "failures"
 
         async def delete(name: str | None) -> dict[int, bool]:
-            found = await self._store.delete_rows(spec.name, deleted, relay=name, only_tried=only_tried)
+            sink = self._context.leases.sink  # also in a session that a rename has followed
+            found = await self._store.delete_rows(sink, deleted, relay=name, only_tried=only_tried)
             # A rename may have moved rows while the statement waited for it.
             left = [row for row in deleted if row.id not in found]
-            again = await self._store.delete_rows(spec.name, left, relay=name, only_tried=only_tried) if left else {}
+            again = await self._store.delete_rows(sink, left, relay=name, only_tried=only_tried) if left else {}
             return {**found, **again}
 
         with timed(self._context.measures.settle):
@@ -228,7 +266,7 @@ class ParkedSettler:
         updates = [update for _, update, _ in back]
 
         async def update(name: str | None) -> set[int]:
-            sink = self._context.spec.name
+            sink = self._context.leases.sink
             found = await self._store.update_rows(sink, updates, relay=name)
             left = [each for each in updates if each.id not in found]
             return found | (await self._store.update_rows(sink, left, relay=name) if left else set())
@@ -250,7 +288,7 @@ class ParkedSettler:
         lost = sum(row.event.id not in ours for row in rows)
         if lost:
             self._context.measures.lost_rows(lost)
-            sink = self._context.spec.name
+            sink = self._context.leases.sink
             self._log.warning("rows.lost", sink=sink, rows=lost)
 
     # -- blocked keys -----------------------------------------------------------------------------------------

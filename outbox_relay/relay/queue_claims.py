@@ -26,15 +26,21 @@ MOST_UNFINISHED = 10
 
 @dataclass(slots=True)
 class RowsInHand:
-    """The claims of one sink in this process that are not settled, over all sessions.
+    """The claims of one session that are not settled.
 
-    A session that ends leaves rows with leases behind. They are given back by these, since no index finds them.
+    A session that ends by an error leaves rows with leases behind. They are given back by these, since no index finds
+    them.
     """
 
     rows: dict[int, UUID] = field(default_factory=dict[int, UUID])
     """The leases of claimed rows, by id."""
     doubtful: list[UUID] = field(default_factory=list[UUID])
     """Leases of claims that have no answer and may have taken effect in the database."""
+
+    def add(self, others: RowsInHand) -> None:
+        """Add those of another session."""
+        self.rows |= others.rows
+        self.doubtful += others.doubtful
 
     async def give_back(self, store: Store, sink: str, relay: UUID) -> None:
         """End all of these leases. Rows that are not found come back when their leases lapse."""

@@ -6,7 +6,7 @@ A session ends when its state in memory may be wrong.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from structlog.stdlib import BoundLogger
@@ -58,8 +58,11 @@ class Start(NamedTuple):
 class Session:
     """The parts that live from one start at the stored positions to its end.
 
-    They are built in the order of dependency.
+    They are built in the order of dependency. A session that follows ``before`` shares its slots while that finishes.
     """
+
+    _others: Sequence[asyncio.Task[None]] = ()
+    """The tasks of the parts that a session without shards needs no more."""
 
     def __init__(
         self,
@@ -77,8 +80,10 @@ class Session:
         measures: SinkMeasures,
         limits: SharedLimits,
         in_hand: RowsInHand,
+        before: Session | None = None,
     ) -> None:
         report_due = asyncio.Event()
+        self.server = start.server
         self.in_flight = InFlight()
         replay_log = None if spec.replay is None else ReplayLog(store, spec.replay)
         self.settler = Settler(
@@ -88,7 +93,7 @@ class Session:
             measures=measures,
         )
         self.breaker = CircuitBreaker(spec.circuit, report_due, may_send)
-        self.limiter = ConcurrencyLimiter(sink.max_in_flight, report_due)
+        self.limiter = ConcurrencyLimiter(sink.max_in_flight, report_due, before.limiter if before else None)
         limit_parts = (store, spec, self.settler, report_due)
         self._parked_limit = QueueLimit(*limit_parts, leases) if spec.queued else ParkedLimit(*limit_parts)
         self._report = SinkReport(store, spec, leases, self.breaker, self.limiter, self._parked_limit, report_due, log)
@@ -118,17 +123,21 @@ class Session:
 
         Raises the failure that tells most.
         """
-        parts = (
-            *(self._dispatcher, self.settler, self.parked),
-            *(self._parked_limit, self._report, self._client_trouble),
-        )
+        others = (self._dispatcher, self.settler, self._parked_limit, self._report, self._client_trouble)
         try:
             async with asyncio.TaskGroup() as tasks:
-                running = [tasks.create_task(part.run()) for part in parts]
+                parked = tasks.create_task(self.parked.run())
+                self._others = [tasks.create_task(part.run()) for part in others]
                 await loop(self)
-                for task in running:
+                for task in (parked, *self._others):
                     task.cancel()
         except BaseExceptionGroup as group:
             raise first(group) from None
         finally:
             self._slow_requests.close()
+
+    async def finish(self) -> None:
+        """Deliver and settle the rows that are under way. Another session claims rows by now."""
+        for task in self._others:
+            task.cancel()
+        await self.parked.finish()

@@ -1,6 +1,7 @@
 """The relay of one sink: claim → deliver → settle.
 
-A session ends when its state in memory may be wrong, and the next one starts from the stored positions.
+A session ends when its state in memory may be wrong, and the next one starts from the stored positions. Another session
+follows beside the rows of a queue that are under way when the sink gets new settings or a new name.
 """
 
 from __future__ import annotations
@@ -10,47 +11,44 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from structlog.stdlib import BoundLogger
 
-from outbox_relay.domain.errors import DatabaseUnusable, PositionsMissing, RelayError, Reloaded, first
+from outbox_relay.domain.errors import (
+    DatabaseUnusable,
+    IncarnationChanged,
+    RelayError,
+    Reloaded,
+    StatementFailed,
+    first,
+)
 from outbox_relay.domain.measures import SinkMeasures
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.postgres.connection_slots import REPLAYS, caller, sink_caller
-from outbox_relay.postgres.rows import TickResult
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.attempt_recorder import AttemptRecorder
 from outbox_relay.relay.leases import LeaseManager
 from outbox_relay.relay.parked import ParkedDeliveries
-from outbox_relay.relay.queue_claims import RowsInHand
+from outbox_relay.relay.running_sessions import RunningSessions
 from outbox_relay.relay.session import Session, Start
 from outbox_relay.relay.shared_limits import SharedLimits
+from outbox_relay.relay.sink_fault import SinkFault
 from outbox_relay.relay.sink_leases import SinkLeases
+from outbox_relay.relay.sink_registration import SinkRegistration
 from outbox_relay.relay.ticker import Ticker
-from outbox_relay.sinks import RunsHandlers, Sink
+from outbox_relay.sinks import Sink
 
 LOOK_SECONDS = 1.0
 """Maximum wait of the loop if no event wakes it."""
 TELL_SECONDS = 5.0
 """Time after which the log says that new settings wait for requests in flight."""
+MOST_SESSIONS = 4
+"""Maximum number of sessions of one queue, of which all but the last settle what they have under way."""
 DRAIN_SECONDS = 0.01
 """Maximum wait of the loop while shards are drained."""
-FORMER = (
-    "the sink was removed or renamed: take its name out of the settings, or run outbox-relay sinks remove NAME --forget"
-)
-"""The fault of a sink whose name is not registered again."""
-OTHER_CLAIM = (
-    'the sink has claim = "{}" in the database, which changes once no relay serves it and none of its rows is to be '
-    "delivered: set it back until then, or give the sink a new name"
-)
-"""The fault of a sink that cannot be served with the ``claim`` of the settings yet."""
-
-
-def always() -> bool:
-    """Return True."""
-    return True
 
 
 class NextConfiguration(NamedTuple):
@@ -75,10 +73,10 @@ class SinkRelay:
     log: BoundLogger
     stopping: asyncio.Event
     noise: Callable[[], float] = lambda: random.uniform(-1.0, 1.0)  # noqa: S311 - jitter is no secret
-    may_send: Callable[[], bool] = always
+    may_send: Callable[[], bool] = lambda: True
     """False while nothing may be sent, whatever the circuit says."""
     session: Session | None = None
-    """The current session, or the last one until the next begins."""
+    """The newest session, or the last one until the next begins."""
     restarts: Counter[str] = field(default_factory=Counter[str])
     """The number of sessions that ended other than by the relay's stop, by ``RelayError.reason``."""
     measures: SinkMeasures = field(default_factory=SinkMeasures)
@@ -88,31 +86,22 @@ class SinkRelay:
     limits: SharedLimits = field(init=False)
     """The limits across all relays, which outlast every session."""
     recorder: AttemptRecorder = field(init=False)
+    registration: SinkRegistration = field(init=False)
     _next: NextConfiguration | None = None
-    _retired: list[Sink] = field(default_factory=list[Sink])
     _drained: bool = True
-    _refusal: DatabaseUnusable | None = None
+    _fault: SinkFault = field(init=False)
     _caller: str = ""
     _waits_since: float = float("inf")
-    """``time.monotonic()`` of the last reload, until it is logged that its settings wait."""
-    _began: TickResult | None = None
-    """The tick with which the session began."""
-    _observations: int = 0
-    """The number of answers that had the sink before this session."""
-    _seen_in: str | None = None
-    """The incarnation of the server that had the sink last; None if it is not to be registered again."""
-    _start: str = "now"
-    """The place in the log where the sink began, as of that server."""
-    _missing_since: float = 0.0
-    """``time.monotonic()`` of the last look at which the database had the sink."""
-    _former_names: list[str] = field(default_factory=list[str])
-    _in_hand: RowsInHand = field(default_factory=RowsInHand)
+    """``time.monotonic()`` of the last reload, until it is logged what waits for requests in flight."""
+    _sessions: RunningSessions = field(default_factory=RunningSessions)
 
     def __post_init__(self) -> None:
         """Take connections as one caller, whatever the sink is renamed to."""
         self._caller = sink_caller(self.spec.name) if self.spec.replay is None else REPLAYS
         manager = self.lease_manager
         self.recorder = AttemptRecorder(manager.name, self.log)
+        self._fault = SinkFault(self.leases)
+        self.registration = SinkRegistration(self.store, self.ticker, manager, self.leases)
         self.limits = self.target_limits or SharedLimits(
             self.store, manager.relay, self.leases, manager.lease_seconds, self.log
         )
@@ -124,10 +113,7 @@ class SinkRelay:
 
     @property
     def in_flight_limit(self) -> int:
-        """The current limit of concurrent requests.
-
-        It is reduced for a while after the destination throttled.
-        """
+        """The current limit of concurrent requests, which is reduced for a while after the destination throttled."""
         return self.session.limiter.limit if self.session else self.sink.max_in_flight
 
     @property
@@ -138,19 +124,13 @@ class SinkRelay:
     @property
     def fault(self) -> str | None:
         """The reason why this process cannot serve the sink; None if it can."""
-        if self.leases.removed:
-            return FORMER if self.leases.former else "the sink was removed from the database"
-        if self.leases.superseded and self.leases.row.claim != self.spec.claim:
-            return OTHER_CLAIM.format(self.leases.row.claim)
-        if self._refusal:
-            return str(self._refusal)
-        return self.sink.fault if isinstance(self.sink, RunsHandlers) else None
+        return self._fault.of(self.spec, self.sink)
 
     @property
     def sinks(self) -> list[Sink]:
         """The sinks that are open: the present one, earlier ones to be closed, and the one of the next session."""
         following = self._next.sink if self._next else None
-        return [self.sink, *self._retired, *([] if following is None else [following])]
+        return [self.sink, *self._sessions.retired, *([] if following is None else [following])]
 
     def reload(self, spec: SinkSpec, generation: int, sink: Sink | None = None) -> None:
         """Use ``spec``, and ``sink`` if it was made again, once every shard is drained and released.
@@ -163,75 +143,109 @@ class SinkRelay:
             return
         pending = self._next.sink if self._next else None
         if sink is not None and pending is not None:
-            self._retired.append(pending)
+            self._sessions.retire(pending)
         self._next = NextConfiguration(newer, generation, sink or pending)
         self._waits_since = time.monotonic()
         self.leases.reconfigure()
 
     async def run(self) -> None:
-        """Run one session, until the relay has stopped and drained its shards.
+        """Run one session, and those that follow it, until the relay has stopped and drained its shards.
 
-        Raises, and counts, ``SessionReset``, ``DatabaseUnavailable``, ``StatementFailed`` or ``DatabaseUnusable``. The
-        next session then starts from the stored positions.
+        Raises, and counts, ``SessionReset``, ``DatabaseUnavailable``, ``StatementFailed`` or ``DatabaseUnusable``,
+        which end all of these sessions. The next one then starts from the stored positions.
         """
         caller.set(self._caller)
-        try:
-            await self._run_session()
-        except RelayError as error:
-            self._refuse(error)
-            if not self.stopping.is_set():
-                self.restarts[error.reason] += 1
-            raise
-
-    async def _run_session(self) -> None:
         self._drained = False
-        start = await self._prepare()
-        self._forget_refusal()
-        self.session = Session(
-            *(self.spec, self.sink, self.store, self.ticker, self.lease_manager, self.leases, self.log, self.noise),
-            *(self.recorder, start, self.may_send, self.measures, self.limits, self._in_hand),
-        )
-        await self.session.run(self._claim_deliver_settle)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                await self._run_session(tasks)
+        except BaseExceptionGroup as group:
+            self._ended(error := first(group))
+            raise error from None
         self._drained = True
 
+    def _ended(self, error: BaseException) -> None:
+        """Count the end of the sessions by an error."""
+        if isinstance(error, RelayError):
+            self._fault.refuse(error)
+            if not self.stopping.is_set():
+                self.restarts[error.reason] += 1
+
+    async def _run_session(self, tasks: asyncio.TaskGroup, before: Session | None = None) -> None:
+        """Run one session, which may follow ``before``, and start those that follow it in ``tasks``."""
+        start = await self._prepare() if before is None else await self._prepare_beside(before)
+        if start is None:
+            return
+        self._fault.session_begins()
+        sessions = self._sessions
+        with sessions.running(self.sink) as rows:
+            session = self.session = Session(
+                *(self.spec, self.sink, self.store, self.ticker, self.lease_manager, self.leases, self.log, self.noise),
+                *(self.recorder, start, self.may_send, self.measures, self.limits, rows, before),
+            )
+
+            async def loop(session: Session) -> None:
+                if await self._claim_deliver_settle(session):
+                    tasks.create_task(self._run_session(tasks, session))
+                    await session.finish()
+
+            await session.run(loop)
+        with suppress(StatementFailed):  # they are given back later, or come back when their leases lapse
+            await sessions.give_back(self.store, self.spec.name, self.lease_manager.relay)
+        await sessions.close_retired()
+
+    async def _prepare_beside(self, before: Session) -> Start | None:
+        """Prepare a session that follows ``before``, whose calls a failed statement must not end.
+
+        Return None if the relay stops meanwhile.
+        """
+        while not self.stopping.is_set():
+            try:
+                start = await self._prepare()
+            except (StatementFailed, DatabaseUnusable) as error:
+                self._fault.refuse(error)
+                self.log.warning("sink.prepare_failed", reason=str(error))
+                await asyncio.sleep(LOOK_SECONDS)
+            else:
+                if start.server == before.server:
+                    return start
+                raise IncarnationChanged(f"sink {self.spec.name}: the database is another one")
+        return None
+
     async def _prepare(self) -> Start:
-        """Clear what an earlier session left behind, and return the starting point.
+        """Clear what ended sessions left behind, and return the starting point.
 
         These are requests in the client, epochs of shards, and leases of rows.
         """
-        await self._close_retired()
-        await self.sink.reset()
+        await self._sessions.close_retired()
+        if not self._sessions.uses(self.sink):
+            await self.sink.reset()
         self._adopt_name()
         await self.store.check_session()
-        self._began = await self.ticker.refresh()
-        self._observations = self.leases.observations
-        server, session_epoch = self._began.incarnation, self.ticker.session_epoch
+        began, session_epoch = await self.ticker.refresh(), self.ticker.session_epoch
+        self.registration.begin_session(began)
         await self.lease_manager.reclaim(self.leases)
         await self._give_rows_back()
-        return Start(server, session_epoch, await self.store.floor())
+        return Start(began.incarnation, session_epoch, await self.store.floor())
 
     async def _give_rows_back(self) -> None:
-        """Give back the rows that earlier sessions have claimed and not settled."""
+        """Give back the rows that ended sessions have claimed and not settled."""
         name, relay = self.spec.name, self.lease_manager.relay
-        await self._in_hand.give_back(self.store, name, relay)
+        await self._sessions.give_back(self.store, name, relay)
         if not self.spec.queued:
             await self.store.give_rows_back(name, relay)
-
-    async def _close_retired(self) -> None:
-        while self._retired:
-            await self._retired.pop().close()
 
     def _adopt_name(self) -> None:
         """Serve the sink under its new name if it was renamed. The epochs of the old one are invalid."""
         if (name := self.leases.rename()) is not None:
-            self._former_names.append(self.spec.name)
+            self.registration.add_former_name(self.spec.name)
             self.log.info("sink.new_name", renamed_to=name)
             self.spec = replace(self.spec, name=name)
             self.log = self.log.bind(sink=name)
             self.recorder.use_log(self.log)
 
-    async def _claim_deliver_settle(self, session: Session) -> None:
-        """Read the log for the dispatcher, until the relay has stopped.
+    async def _claim_deliver_settle(self, session: Session) -> bool:
+        """Read the log for the dispatcher, until the relay has stopped, or another session is to follow: return True.
 
         What becomes of events is settled as it comes.
 
@@ -239,119 +253,121 @@ class SinkRelay:
         """
         log_reader, parked, wake = session.log_reader, session.parked, self.leases.wake
         while not self.stopping.is_set() or self.leases.held or parked.under_way:
-            self._adopt_reload(parked)
-            await self._register_again()
-            await self._serve_again()
+            await self._sessions.close_retired()
+            if self._adopt_reload(parked) or await self._register_again(parked) or await self._serve_again(parked):
+                return True
+            self._tell_wait(session)
             wake.clear()
             if self.leases.take_probe_request():
                 session.breaker.probe_now()
             await log_reader.adopt()
             if self.leases.held:
-                self._refusal = None
+                self._fault.shards_are_owned()
             if not await log_reader.step():
                 draining = log_reader.draining or self.stopping.is_set()
                 await _within(DRAIN_SECONDS if draining else LOOK_SECONDS, wake)
+        return False
 
-    def _adopt_reload(self, parked: ParkedDeliveries) -> None:
-        """End the session for one with the new configuration, or under the new name of the sink.
+    def _may_follow(self, parked: ParkedDeliveries, following: SinkSpec) -> bool:
+        """Return True if another session may take the place of the present one.
 
-        It must have no shards and no rows under way.
+        This one must have no shards. Rows under way, here or in earlier sessions, stay theirs if all are of a queue.
         """
-        if self.leases.held or parked.under_way:
-            self._tell_wait(parked.under_way + self.in_hand)
-            return
-        if self.leases.renamed_to is not None:
-            raise Reloaded("the sink was renamed")
-        if self._next is None:
-            return
-        following, self._next = self._next, None
-        self.spec = replace(following.spec, name=self.spec.name)
-        if following.sink is not None:
-            self._retired.append(self.sink)
-            self.sink = following.sink
-        self.leases.serve(following.generation, self.spec.routes)
-        raise Reloaded("the configuration was reloaded")
+        if self.leases.held:
+            return False
+        if not parked.under_way and len(self._sessions) <= 1:
+            return True
+        if not (self.spec.queued and following.queued) or self.stopping.is_set():
+            return False
+        return not parked.under_way or len(self._sessions) < MOST_SESSIONS
 
-    def _tell_wait(self, requests: int) -> None:
-        """Log once that the new settings wait for requests in flight. Until then the sink starts no other event."""
-        if self._next is not None and time.monotonic() - self._waits_since > TELL_SECONDS:
+    def _follow(self, parked: ParkedDeliveries, reason: str) -> bool:
+        """Return True if the next session runs beside rows under way. Raise ``Reloaded`` if there are none."""
+        if not parked.under_way and len(self._sessions) <= 1:
+            raise Reloaded(reason)
+        self.restarts[Reloaded.reason] += 1
+        self.log.info("sink.followed", reason=reason, requests=parked.under_way)
+        self._waits_since = time.monotonic()
+        return True
+
+    def _adopt_reload(self, parked: ParkedDeliveries) -> bool:
+        """Adopt new settings, or the new name of the sink, with another session; return True if it follows this one."""
+        following = self._next
+        if following is None and self.leases.renamed_to is None:
+            return False
+        if not self._may_follow(parked, following.spec if following else self.spec):
+            return False
+        if following is not None:
+            self._next = None
+            self.spec = replace(following.spec, name=self.spec.name)
+            if following.sink is not None:
+                self._sessions.retire(self.sink)
+                self.sink = following.sink
+            self.leases.serve(following.generation, self.spec.routes)
+        renamed = self.leases.renamed_to is not None
+        return self._follow(parked, "the sink was renamed" if renamed else "the configuration was reloaded")
+
+    def _tell_wait(self, session: Session) -> None:
+        """Log once that new settings, or events, wait for requests in flight.
+
+        Until then a sink with new settings starts no other event. Those of a queue start none while the requests of
+        earlier sessions have every slot.
+        """
+        waits = self._next is not None
+        if not waits and (session.parked.under_way or not session.limiter.full()):
             self._waits_since = float("inf")
+        elif time.monotonic() - self._waits_since > TELL_SECONDS:
+            self._waits_since = float("inf")
+            requests = session.parked.under_way + self.in_hand if waits else session.limiter.taken
             self.log.warning("config.waits", requests=requests)
 
-    async def _register_again(self) -> None:
-        """Register the sink again if a restore has taken its registration back.
+    async def _register_again(self, parked: ParkedDeliveries) -> bool:
+        """Register the sink again if a restore has taken its registration back; return True if a session follows.
 
-        A sink that was removed, or whose row was deleted, stays away. A relay that was superseded leaves it to the
-        others for a while.
+        Names that it got later are gone.
         """
-        leases, began = self.leases, self._began
-        if began is None or self.spec.replay is not None:
-            return
-        if not leases.removed:
-            self._missing_since = time.monotonic()
-            if leases.observations > self._observations:
-                self._seen_in, self._start = began.incarnation, leases.row.start or "now"
-            return
-        if self._seen_in is None or leases.renamed_to is not None or leases.former:
-            return
-        server = (await self.ticker.refresh()).incarnation  # the last tick may be older than what is missing
-        if server == self._seen_in:
-            self._seen_in = None
-        if self._seen_in is None or server != began.incarnation or self._next or self.stopping.is_set():
-            return
-        if time.monotonic() - self._missing_since >= 2 * self.lease_manager.lease_seconds * leases.superseded:
-            await self._register(began)
-
-    async def _register(self, began: TickResult) -> None:
-        """Register the sink unless it is there by now, and begin a session that serves it.
-
-        It begins as it had begun: at the beginning of the log, or with this session. Names that it got later are gone.
-        """
-        leases, earlier = self.leases, dict.fromkeys((self.leases.configured, *self._former_names))
-        names = [name for name in earlier if name != self.spec.name]
-        present = await self.lease_manager.former_name(leases, names) if names else None
-        if names:
+        registration, leases = self.registration, self.leases
+        if self.spec.replay is not None or not await registration.was_taken_back():
+            return False
+        if self._next is not None or self.stopping.is_set() or not self._may_follow(parked, self.spec):
+            return False
+        earlier = registration.names_before(self.spec.name)
+        present = await registration.name_in_database(earlier)
+        if earlier:
             leases.remove(renamed_to=present or leases.configured)
             self._adopt_name()
         if present is not None:
-            raise Reloaded("the rename of the sink was taken back")
-        spec, server = self.spec, began.incarnation
-        generation = await self.store.register_missing_sink(
-            spec.name, spec.patterns, self._start, began.tick, queued=spec.queued, server=server
-        )
-        if generation is None:  # another relay has registered it meanwhile
-            if names:
-                raise Reloaded("the sink has its name in the settings again")
-            return
-        leases.registered(generation, spec.routes)
-        self._seen_in = server
-        self.log.warning("sink.registered_again", start=self._start, since=began.now.isoformat())
-        for reason in (await self.store.state_limits({spec.name: spec.limits}, server)).values():
-            self.log.warning("limits.refused", reason=reason)
-        raise Reloaded("the sink was registered again")
+            return self._follow(parked, "the rename of the sink was taken back")
+        if await registration.register(self.spec, self.log):
+            return self._follow(parked, "the sink was registered again")
+        return bool(earlier) and self._follow(parked, "the sink has its name in the settings again")
 
-    async def _serve_again(self) -> None:
-        """Take a superseded sink back, once its routes match or its relays are gone."""
+    async def _serve_again(self, parked: ParkedDeliveries) -> bool:
+        """Take a superseded sink back, once its routes match or its relays are gone; True if a session follows."""
         leases, spec = self.leases, self.spec
-        if not leases.superseded or leases.held or self._next is not None or self.stopping.is_set():
-            return
+        if not leases.superseded or self._next is not None or self.stopping.is_set():
+            return False
         differs = tuple(leases.row.patterns) != tuple(spec.patterns) or leases.row.claim != spec.claim
-        if differs and not leases.abandoned:
-            return
+        if (differs and not leases.abandoned) or not self._may_follow(parked, spec):
+            return False
         result = await self.ticker.refresh()
         generation = await self.store.reregister_sink(
             *(spec.name, spec.patterns, leases.row.generation, result.tick),
             queued=spec.queued,
             server=result.incarnation,
         )
-        if generation is not None:
-            leases.serve(generation, spec.routes)
-            raise Reloaded("the relays with the other configuration are gone")
+        if generation is None:
+            return False
+        leases.serve(generation, spec.routes)
+        if self._next is not None:  # meanwhile
+            leases.reconfigure()
+            return False
+        return self._follow(parked, "the relays with the other configuration are gone")
 
     async def leave(self) -> None:
-        """Release what the last session left behind. The sink sends nothing of it later."""
+        """Release what the last sessions left behind. Their sinks send nothing of it later."""
         if not self._drained:
-            await self.sink.reset()
+            await asyncio.gather(*(sink.reset() for sink in self.sinks))
         await self._give_rows_back()
         await self.lease_manager.give_doubtful_back(self.leases)
         if self.leases.held:
@@ -373,22 +389,6 @@ class SinkRelay:
     async def leave_limits(self) -> None:
         """Give up what this relay has of the limits, once ``keep_limits`` and all replays have ended."""
         await self.limits.leave()
-
-    # -- refusals of the database -----------------------------------------------------------------------------
-
-    def _refuse(self, error: RelayError) -> None:
-        """Keep a refusal of the database as the reason of the fault. Missing positions outlast any other one."""
-        self._forget_refusal()
-        if isinstance(error, DatabaseUnusable) and (self._refusal is None or isinstance(error, PositionsMissing)):
-            self._refusal = error
-
-    def _forget_refusal(self) -> None:
-        """Forget a refusal, except missing positions.
-
-        Those last until the positions of owned shards are known.
-        """
-        if not isinstance(self._refusal, PositionsMissing):
-            self._refusal = None
 
 
 async def _within(seconds: float, event: asyncio.Event) -> None:

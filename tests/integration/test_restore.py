@@ -430,13 +430,14 @@ async def test_a_sink_whose_row_is_deleted_by_hand_stays_away_after_a_restart_to
     with shop(own_postgres) as database:
         async with running(database.dsn, (spec("s"), MemorySink()), lease_seconds=3, expects=expects) as harness:
             await harness.owns_all()
+            registration = harness.relays[0].registration
             do(database, "delete from outbox.sink")
-            await becomes(lambda: harness.relays[0]._seen_in is None, "the relay knows it")  # pyright: ignore[reportPrivateUsage]
+            await becomes(lambda: registration.seen_in is None, "the relay knows it")
             database.close()
             own_postgres.stop("fast")
             own_postgres.start()
-            began = harness.relays[0]._began  # pyright: ignore[reportPrivateUsage]
-            await becomes(lambda: harness.relays[0]._began is not began, "a session has begun")  # pyright: ignore[reportPrivateUsage]
+            began = registration.began
+            await becomes(lambda: registration.began is not began, "a session has begun")
             known_at = harness.lease_manager.answered_at
             await becomes(lambda: harness.lease_manager.answered_at > known_at + 2, "it looks again")
             assert database.run("select from outbox.sink") == []

@@ -196,26 +196,25 @@ async def test_jobs_in_flight_during_a_rename_are_done_once(database: Database, 
         assert harness.relays[0].measures.row_leases_lost == 0
 
 
-async def test_the_log_says_that_new_settings_wait_for_a_long_job(
+async def test_the_log_says_that_new_settings_wait_for_a_long_request(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until it ends, the sink starts no other event. Goes red when the log does not give the reason."""
     monkeypatch.setattr("outbox_relay.relay.sink_relay.TELL_SECONDS", 0.1)
     ended = asyncio.Event()
 
-    async def job(event: StoredEvent, _: int) -> Verdict:
+    async def request(event: StoredEvent, _: int) -> Verdict:
         if event.key == "long":
             await ended.wait()
         return DELIVERED
 
-    sink = MemorySink(job, keeps_order=False)
-    jobs = replace(spec("s"), claim="rows", ordered=False)
+    sink = MemorySink(request, keeps_order=False)
     with capture_logs() as lines:
-        async with running(database.dsn, (jobs, sink), lease_seconds=SHORT_LEASE, expects={"reload"}) as harness:
+        async with running(database.dsn, (spec("s"), sink), lease_seconds=SHORT_LEASE, expects={"reload"}) as harness:
             wanted = emit(database, ["long"])
-            await becomes(lambda: sink.attempts == wanted, "the job is under way")
+            await becomes(lambda: sink.attempts == wanted, "the request is under way")
             [relay] = harness.relays
-            relay.reload(replace(jobs, record_attempts="all"), relay.leases.generation)
+            relay.reload(replace(spec("s"), record_attempts="all"), relay.leases.generation)
             await becomes(lambda: [line for line in lines if line["event"] == "config.waits"], "the log says it")
             wanted += emit(database, ["short"])
             ended.set()

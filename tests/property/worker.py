@@ -115,7 +115,7 @@ class SteppedParkedDeliveries(ParkedDeliveries):
     async def run(self) -> None:
         """Settle rows whose request is under way; nothing else by itself."""
         async with asyncio.TaskGroup() as self._tasks:
-            self._tasks.create_task(self._adopt_slow_requests(self._tasks))
+            self._tasks.create_task(self._slow_deliveries.run(self._tasks))
             await for_ever()
 
     async def claim(self, *, sweep: bool) -> None:
@@ -149,7 +149,7 @@ class SteppedRelay(SinkRelay):
 
     steps: Steps | None = None
 
-    async def _claim_deliver_settle(self, session: Session) -> None:
+    async def _claim_deliver_settle(self, session: Session) -> bool:
         assert isinstance(session.settler, SteppedSettler)
         assert isinstance(session.parked, SteppedParkedDeliveries)
         try:
@@ -158,6 +158,7 @@ class SteppedRelay(SinkRelay):
                 await for_ever()
         finally:
             self.steps = None
+        return False
 
 
 @contextmanager

@@ -102,6 +102,26 @@ async def test_one_that_has_not_begun_gives_its_place_back_only_while_there_are_
     assert not limiter.over_limit()
 
 
+async def test_the_session_that_follows_shares_the_slots_and_has_a_limit_of_its_own() -> None:
+    """Goes red when the newest limit does not decide who is woken, or when another destination throttles it."""
+    before = ConcurrencyLimiter(3, asyncio.Event())
+    for _ in range(3):
+        await before.acquire()
+    after = ConcurrencyLimiter(2, changed := asyncio.Event(), before)
+    assert (after.taken, after.free, after.full(), after.shared) == (3, 0, True, True)
+    waiting = asyncio.create_task(after.acquire())
+    before.decrease()
+    assert (after.limit, after.reduced_limit, changed.is_set()) == (2, None, False)
+    before.release()
+    await asyncio.wait([waiting], timeout=0.01)
+    assert not waiting.done(), "two slots are taken"
+    before.release()
+    await asyncio.wait_for(waiting, 5)
+    before.release()
+    before.leave()
+    assert (after.taken, after.shared) == (1, False)
+
+
 async def test_parked_deliveries_take_a_part_of_the_slots_while_the_log_flows(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("outbox_relay.relay.limiter.time.monotonic", lambda: now[0])

@@ -190,9 +190,9 @@ async def test_no_request_is_sent_ahead_once_they_take_long() -> None:
     assert limiter.free == 0
 
 
-@pytest.mark.parametrize(("change", "ahead"), [("none", 2), ("limit", 0), ("throttle", 0)])
+@pytest.mark.parametrize(("change", "ahead"), [("none", 2), ("limit", 0), ("throttle", 0), ("follow", 0)])
 async def test_requests_are_sent_ahead_only_without_another_limit(change: str, ahead: int) -> None:
-    """Goes red when more is in flight than ``max_in_flight_total``, or than a destination takes that throttles."""
+    """Goes red when more is in flight than a destination takes, or than two sessions or all relays may."""
     deliveries = Deliveries(queued=True, slots=4)
     deliveries.parked._context.sink.prefetch = 2
     pace = ParkedPace.for_sink(deliveries.parked._context)
@@ -201,6 +201,8 @@ async def test_requests_are_sent_ahead_only_without_another_limit(change: str, a
         deliveries.limit()
     elif change == "throttle":
         deliveries.limiter.decrease()
+    elif change == "follow":
+        ConcurrencyLimiter(4, asyncio.Event(), deliveries.limiter)
     assert pace.free == deliveries.limiter.limit + ahead
 
 
@@ -248,7 +250,7 @@ async def test_a_row_that_no_handler_got_goes_back_as_it_was() -> None:
     row, unused = deliveries.rows[0], list[Permit]()
     deliveries.breaker.unused = unused.append
     verdict = Unavailable("every worker is busy", behind=True, untouched=True)
-    deliveries.parked._apply([row], [verdict], 0.25, CLOSED)
+    deliveries.parked._settler.settle_call([row], [verdict], 0.25, CLOSED)
     assert deliveries.given_back == [(row.event.id, 2)]
     assert unused == [CLOSED]
 

@@ -29,6 +29,7 @@ from outbox_relay.relay.limiter import ConcurrencyLimiter
 from outbox_relay.relay.parked import ParkedDeliveries
 from outbox_relay.relay.parked_claims import MOST_BYTES, MOST_ROWS, ClaimSize, ParkedClaims
 from outbox_relay.relay.parked_settler import MOST_UNSETTLED, ParkedSettler
+from outbox_relay.relay.sink_leases import SinkLeases
 from outbox_relay.relay.slow_requests import SlowRequest, SlowRequests
 from outbox_relay.sinks.contract.handing import an_event
 from tests.support.limits import no_limits
@@ -172,7 +173,7 @@ def written_at(event: asyncio.Event) -> Callable[[int], Coroutine[Any, Any, bool
 
 async def _adopt(deliveries: ParkedDeliveries) -> None:
     async with asyncio.TaskGroup() as tasks:
-        await deliveries._adopt_slow_requests(tasks)  # pyright: ignore[reportPrivateUsage]
+        await deliveries._slow_deliveries.run(tasks)  # pyright: ignore[reportPrivateUsage]
 
 
 class Claiming(Exception):
@@ -203,6 +204,7 @@ def _parked() -> Parked:
     parts: Any = SimpleNamespace(
         spec=SimpleNamespace(name="s", hold=False, record_attempts="failures", queued=False, fair=False, tenants=False),
         sink=SimpleNamespace(timeout_seconds=15.0, keeps_order=False),
+        leases=SinkLeases("s", 1),
         blocked=(),
         delivered=bool,
         limiter=SimpleNamespace(increase=int, acquire=_claiming, parked_share=lambda: 1, limit=1),
@@ -224,7 +226,7 @@ async def test_only_rows_behind_those_that_have_an_order_are_asked_for() -> None
     """Scheduled events have a key and no place in its order: nothing waits behind them, and nothing is looked up."""
     parked = _parked()
     settled = [_row(key="scheduled", ordered=False), _row(key=None, ordered=False), _row(key="first", ordered=True)]
-    parked.deliveries._apply(settled, [DELIVERED] * 3, 0.1, Permit(0, probe=False))  # pyright: ignore[reportPrivateUsage]
+    parked.settler.settle_call(settled, [DELIVERED] * 3, 0.1, Permit(0, probe=False))
     assert parked.deliveries.under_way == 3
     await parked.settler.settle()
     assert parked.deliveries.under_way == 0
@@ -239,7 +241,7 @@ async def test_no_key_is_asked_for_of_which_no_row_is_left() -> None:
         return {row.id: False for row in rows}
 
     parked.store.delete_rows = alone
-    parked.deliveries._apply([_row(key="k", ordered=True)], [DELIVERED], 0.1, Permit(0, probe=False))  # pyright: ignore[reportPrivateUsage]
+    parked.settler.settle_call([_row(key="k", ordered=True)], [DELIVERED], 0.1, Permit(0, probe=False))
     await parked.settler.settle()
     assert list(parked.claims._heads) == []  # pyright: ignore[reportPrivateUsage]
 
@@ -420,7 +422,7 @@ async def test_a_claim_behind_a_place_that_finds_no_row_is_no_end_of_a_bulk_retr
 async def test_no_row_is_claimed_while_too_many_outcomes_wait_to_be_written() -> None:
     parked = _parked()
     unsettled = [_row(key=None, ordered=False)] * MOST_UNSETTLED
-    parked.deliveries._apply(unsettled, [DELIVERED] * MOST_UNSETTLED, 0.1, Permit(0, probe=False))  # pyright: ignore[reportPrivateUsage]
+    parked.settler.settle_call(unsettled, [DELIVERED] * MOST_UNSETTLED, 0.1, Permit(0, probe=False))
     async with asyncio.TaskGroup() as tasks:
         claim = asyncio.ensure_future(parked.deliveries._claim_and_deliver(tasks))  # pyright: ignore[reportPrivateUsage]
         for _ in range(10):  # It waits for nothing outside: by then it has come as far as it can.
@@ -471,7 +473,7 @@ async def test_outcomes_that_cannot_be_written_stay_and_the_session_ends_in_the_
 
     parked = _parked()
     parked.store.delete_rows = fails
-    parked.deliveries._apply([_row(key=None, ordered=False)] * 100, [DELIVERED] * 100, 0.1, Permit(0, probe=False))  # pyright: ignore[reportPrivateUsage]
+    parked.settler.settle_call([_row(key=None, ordered=False)] * 100, [DELIVERED] * 100, 0.1, Permit(0, probe=False))
     with pytest.raises(StatementFailed):
         await parked.settler.settle()
     assert (asked[0], asked[-1], len(asked)) == (100, 1, 8)

@@ -20,9 +20,11 @@ from outbox_relay.postgres.rows import SinkRow, TickResult
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay import settler
 from outbox_relay.relay.leases import LeaseManager
+from outbox_relay.relay.limiter import ConcurrencyLimiter
 from outbox_relay.relay.session import Session
 from outbox_relay.relay.settler import Settler
 from outbox_relay.relay.sink_leases import Lease, SinkLeases
+from outbox_relay.relay.sink_registration import SinkRegistration
 from outbox_relay.relay.sink_relay import SinkRelay
 from outbox_relay.relay.ticker import Ticker
 from outbox_relay.sinks.contract.handing import an_event
@@ -90,13 +92,16 @@ class FailingRelay(SinkRelay):
     async def look_at(self, database: Restored, seen_in: str, missing_for: float) -> None:
         """Look once, while the sink has been missing for some time. ``seen_in`` is the incarnation that had it."""
         self.store, self.ticker = cast("Any", database), cast("Any", database)
-        self._began, self._seen_in = await database.refresh(), seen_in
-        self._missing_since = time.monotonic() - missing_for
-        await self._register_again()
+        registration = SinkRegistration(self.store, self.ticker, self.lease_manager, self.leases)
+        registration.began, registration.seen_in = await database.refresh(), seen_in
+        registration._missing_since = time.monotonic() - missing_for  # pyright: ignore[reportPrivateUsage]
+        self.registration = registration
+        await self._register_again(FakeSession(self.stopping).parked)
 
-    async def _run_session(self) -> None:
+    async def _run_session(self, tasks: asyncio.TaskGroup, before: Session | None = None) -> None:
+        del tasks, before
         await self._prepare()
-        self._forget_refusal()
+        self._fault.session_begins()
         if self.adopted:
             raise self.adopted
         session: Any = FakeSession(self.stopping)
@@ -109,6 +114,7 @@ class FakeSession(Session):
     def __init__(self, stopping: asyncio.Event) -> None:
         self.log_reader = cast("Any", self)
         self.parked = cast("Any", self)
+        self.limiter = ConcurrencyLimiter(1, asyncio.Event())
         self.under_way = 0
         self.draining = False
         self._stopping = stopping

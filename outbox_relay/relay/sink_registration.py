@@ -1,0 +1,95 @@
+"""The registration of one sink, which a restore of the database may take back."""
+
+from __future__ import annotations
+
+import time
+
+from structlog.stdlib import BoundLogger
+
+from outbox_relay.domain.sink_spec import SinkSpec
+from outbox_relay.postgres.rows import TickResult
+from outbox_relay.postgres.store import Store
+from outbox_relay.relay.leases import LeaseManager
+from outbox_relay.relay.sink_leases import SinkLeases
+from outbox_relay.relay.ticker import Ticker
+
+
+class SinkRegistration:
+    """The knowledge of a sink's registration, over all sessions, and the registration again."""
+
+    def __init__(self, store: Store, ticker: Ticker, lease_manager: LeaseManager, leases: SinkLeases) -> None:
+        self._store = store
+        self._ticker = ticker
+        self._lease_manager = lease_manager
+        self._leases = leases
+        self.began: TickResult | None = None
+        """The tick with which the session began."""
+        self.seen_in: str | None = None
+        """The incarnation of the server that had the sink last; None if it is not to be registered again."""
+        self._observations = 0
+        """The number of answers that had the sink before the session."""
+        self._start = "now"
+        """The place in the log where the sink began, as of that server."""
+        self._missing_since = 0.0
+        """``time.monotonic()`` of the last look at which the database had the sink."""
+        self._former_names: list[str] = []
+
+    def begin_session(self, began: TickResult) -> None:
+        """Record that a session begins with the tick ``began``."""
+        self.began, self._observations = began, self._leases.observations
+
+    def add_former_name(self, name: str) -> None:
+        """Record that the sink was renamed, and had this name before."""
+        self._former_names.append(name)
+
+    def names_before(self, name: str) -> list[str]:
+        """Return the names that the sink had before ``name``, that in the settings first."""
+        return [each for each in dict.fromkeys((self._leases.configured, *self._former_names)) if each != name]
+
+    async def was_taken_back(self) -> bool:
+        """Return True if a restore has taken the registration back, so that the sink is to be registered again.
+
+        A sink that was removed, or whose row was deleted, stays away. A relay that was superseded leaves it to the
+        others for a while.
+        """
+        leases, began = self._leases, self.began
+        if began is None:
+            return False
+        if not leases.removed:
+            self._missing_since = time.monotonic()
+            if leases.observations > self._observations:
+                self.seen_in, self._start = began.incarnation, leases.row.start or "now"
+            return False
+        if self.seen_in is None or leases.renamed_to is not None or leases.former:
+            return False
+        server = (await self._ticker.refresh()).incarnation  # the last tick may be older than what is missing
+        if server == self.seen_in:
+            self.seen_in = None
+        if self.seen_in is None or server != began.incarnation:
+            return False
+        patience = 2 * self._lease_manager.lease_seconds * leases.superseded
+        return time.monotonic() - self._missing_since >= patience
+
+    async def name_in_database(self, names: list[str]) -> str | None:
+        """Return the one of ``names`` that the database has; None if it has none of them."""
+        return await self._lease_manager.former_name(self._leases, names) if names else None
+
+    async def register(self, spec: SinkSpec, log: BoundLogger) -> bool:
+        """Register the sink. Return False if it is there by now, since another relay has registered it.
+
+        It begins as it had begun: at the beginning of the log, or with this session.
+        """
+        began = self.began
+        assert began is not None  # noqa: S101 - ``was_taken_back`` has looked
+        server = began.incarnation
+        generation = await self._store.register_missing_sink(
+            spec.name, spec.patterns, self._start, began.tick, queued=spec.queued, server=server
+        )
+        if generation is None:
+            return False
+        self._leases.registered(generation, spec.routes)
+        self.seen_in = server
+        log.warning("sink.registered_again", start=self._start, since=began.now.isoformat())
+        for reason in (await self._store.state_limits({spec.name: spec.limits}, server)).values():
+            log.warning("limits.refused", reason=reason)
+        return True
