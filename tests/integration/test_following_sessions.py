@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from outbox_relay.domain.event import SHARDS, StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Verdict
+from outbox_relay.relay.queue_claims import RowsInHand
 from outbox_relay.relay.sink_relay import SinkRelay
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit, has, ids
@@ -267,6 +268,24 @@ async def test_a_relay_that_must_stop_gives_the_rows_of_every_session_back(datab
         assert first.was_reset
         assert second.was_reset
         assert query(database, "select lease, claims from outbox.delivery") == [(None, 0)] * 2
+        jobs.end.set()
+
+
+@pytest.mark.parametrize("answered", [True, False], ids=["claimed", "without an answer"])
+async def test_rows_of_a_renamed_queue_go_back_before_the_relay_knows_it(database: Database, answered: bool) -> None:
+    """Goes red when they are looked for under the former name only: they would wait for the end of their leases."""
+    jobs = Jobs()
+    queue = replace(QUEUE, name="old")
+    async with running(database.dsn, (queue, ClosingSink(jobs)), lease_seconds=LEASE) as harness:
+        emit(database, ["long"])
+        await becomes(lambda: jobs.began == ["long"], "the job is under way")
+        [(row, lease)] = query(database, "select id, lease from outbox.delivery")
+        await asyncio.to_thread(rename, database, "old", "new")
+        harness.tasks[2].cancel()
+        await asyncio.wait([harness.tasks[2]])
+        left = RowsInHand({row: lease}, []) if answered else RowsInHand({}, [lease])
+        await left.give_back(harness.store, "old", harness.relay)
+        assert query(database, "select sink, lease, claims from outbox.delivery") == [("new", None, 0)]
         jobs.end.set()
 
 

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from outbox_relay.workbench.embedded.account import unprivileged
 from tests.support.database import Database
 from tests.support.ledger import ledger
 from tests.support.memory_sink import MemorySink
+from tests.support.pgbouncer import PgBouncer
 from tests.support.postgres import PostgresServer
 from tests.support.relay_harness import LOST, CountingStore, running, spec
 from tests.support.sink_actions import register, rename
@@ -401,6 +403,38 @@ async def test_sinks_whose_registration_a_restore_takes_back_are_registered_agai
     wanted = {"beginning": [*kept, *before, *kept, *after], "now": [*before, *after]}[start]
     assert {name: [event.uid for event in sink.delivered] for name, sink in sinks.items()} == dict.fromkeys(
         sinks, wanted
+    )
+
+
+@pytest.mark.slow
+async def test_sinks_are_registered_again_behind_a_pooler_that_leads_to_an_earlier_state() -> None:
+    """A switchover: no connection of the relay ends. Goes red when only lost connections make it look again."""
+    with (
+        PostgresServer() as server,
+        shop(server) as database,
+        backed_up(server) as restore,
+        PgBouncer(server) as pooler,
+    ):
+        sinks = {name: MemorySink() for name in ("mail", "bill")}
+        specs = [(spec(name), sink) for name, sink in sinks.items()]
+        options: Any = {"pooler": True, "listen": False, "expects": EXPECTED}
+        async with running(pooler.dsn("shop"), *specs, **options) as harness:
+            await harness.owns_all()
+            before = emit(database)
+            for sink in sinks.values():
+                await has_arrived(sink, before)
+            await harness.settled()
+            database.close()
+            await asyncio.to_thread(pooler.pause)
+            await asyncio.to_thread(restore)
+            await asyncio.to_thread(pooler.resume)
+            names = "select from outbox.sink where name in ('mail', 'bill')"
+            await becomes(lambda: len(database.run(names)) == 2, "both are registered again")
+            after = emit(database)
+            for sink in sinks.values():
+                await has_arrived(sink, after)
+    assert {name: [event.uid for event in sink.delivered] for name, sink in sinks.items()} == dict.fromkeys(
+        sinks, before + after
     )
 
 

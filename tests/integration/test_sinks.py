@@ -196,6 +196,34 @@ async def test_jobs_in_flight_during_a_rename_are_done_once(database: Database, 
         assert harness.relays[0].measures.row_leases_lost == 0
 
 
+@pytest.mark.parametrize("fails_first", [False, True], ids=["delivered", "failed"])
+async def test_a_settlement_that_waits_for_a_rename_counts(database: Database, fails_first: bool) -> None:
+    """Goes red when it is not repeated under the new name: the rows would come back when their leases have lapsed."""
+    end = asyncio.Event()
+
+    async def job(_: StoredEvent, attempt: int) -> Verdict:
+        await end.wait()
+        return Failed("not yet", retry_after_seconds=0.1) if fails_first and attempt == 1 else DELIVERED
+
+    sink = MemorySink(job, keeps_order=False)
+    jobs = replace(spec("old"), claim="rows", ordered=False)
+    async with running(database.dsn, (jobs, sink), lease_seconds=SHORT_LEASE, expects={"reload"}) as harness:
+        wanted = emit(database, ["a", "b", "c"])
+        await has(database, "select 1 from outbox.delivery having count(lease) = 3")
+        with database.connect() as renaming:
+            renaming.execute("select outbox.rename_sink('old', 'new', 'tester', 'why not')")
+            end.set()
+            await has(
+                database,
+                "select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+                " and query ~ '(delete from|update) outbox.delivery'",
+            )
+            renaming.commit()
+        await has(database, "select 1 where not exists (select from outbox.delivery)")
+        assert sorted(sink.attempts) == sorted(wanted * (2 if fails_first else 1))
+        assert harness.relays[0].measures.row_leases_lost == 0
+
+
 async def test_the_log_says_that_new_settings_wait_for_a_long_request(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
