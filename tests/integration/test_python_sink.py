@@ -342,3 +342,26 @@ def test_a_handler_that_cannot_be_called_is_named_by_the_check_by_status_and_by_
         until(lambda: relay.ready, seconds=SECONDS, what="the relay is ready")
         relay.expects = {"reload"}
         assert relay.stop() == 0
+
+
+def test_a_long_job_ends_in_its_worker_beside_those_of_a_reload(database: Database, tmp_path: Path) -> None:
+    """Goes red when the queue waits for the job, and when its worker is ended before it, or never."""
+    with relay_of(database, tmp_path, "asynchronous", timeout=60, more='claim = "rows"\norder = "none"') as relay:
+        long = emit_payload(database, '"extend"', "a")
+        until(lambda: pids(tmp_path), seconds=SECONDS, what="the job is under way")
+        relay.config.write_text(relay.config.read_text().replace("timeout_seconds = 60", "timeout_seconds = 59"))
+        relay.send(signal.SIGHUP)
+        short = emit_payload(database, '"fine"', "b")
+        until(lambda: received(tmp_path) == [short], seconds=SECONDS, what="another event is handled")
+        followed = [(line["reason"], line["requests"]) for line in relay.lines() if line["event"] == "sink.followed"]
+        assert followed == [("the configuration was reloaded", 1)]
+        former, newer = map(int, pids(tmp_path))
+        assert is_alive(former)
+        (tmp_path / "extended").touch()
+        until(lambda: received(tmp_path) == [short, long], seconds=SECONDS, what="the job has ended")
+        until(lambda: not is_alive(former), seconds=SECONDS, what="its worker has ended")
+        assert is_alive(newer)
+        until(lambda: not query(database, "select from outbox.delivery"), seconds=SECONDS, what="all are settled")
+        assert len(pids(tmp_path)) == 2
+        relay.expects = {"reload"}
+        assert relay.stop() == 0
