@@ -351,10 +351,14 @@ def test_a_long_job_ends_in_its_worker_beside_those_of_a_reload(database: Databa
         until(lambda: pids(tmp_path), seconds=SECONDS, what="the job is under way")
         relay.config.write_text(relay.config.read_text().replace("timeout_seconds = 60", "timeout_seconds = 59"))
         relay.send(signal.SIGHUP)
+
+        def followed() -> list[tuple[Any, Any]]:
+            return [(line["reason"], line["requests"]) for line in relay.lines() if line["event"] == "sink.followed"]
+
+        until(followed, seconds=SECONDS, what="another session follows")
+        assert followed() == [("the configuration was reloaded", 1)]
         short = emit_payload(database, '"fine"', "b")
         until(lambda: received(tmp_path) == [short], seconds=SECONDS, what="another event is handled")
-        followed = [(line["reason"], line["requests"]) for line in relay.lines() if line["event"] == "sink.followed"]
-        assert followed == [("the configuration was reloaded", 1)]
         former, newer = map(int, pids(tmp_path))
         assert is_alive(former)
         (tmp_path / "extended").touch()
