@@ -36,6 +36,7 @@ CONFIG_OF_ALL = """"s*" = ["kafka"]
 type = "webhook"
 claim = "rows"
 fair_by = "tenant"
+max_in_flight = 32
 url = "{jobs_url}"
 secrets = ["{secret}"]
 allow_http = true

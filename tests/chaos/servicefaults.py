@@ -1,4 +1,4 @@
-"""Requests to running relays: reloads with other routes, and floods of connections."""
+"""Requests to running relays: reloads with other routes and slots, and floods of connections."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from tests.support.wait import NotInTime, until
 ROUTE = '"shop.*" = ["webhook"]\n'
 MORE = '"shop.o*" = ["webhook"]\n'
 """A pattern that matches no further events, so that the events of a sink stay the same."""
+SLOTS, FEWER_SLOTS = "max_in_flight = 32\n", "max_in_flight = 31\n"
+"""Slots of the queue, whose sink is made again: a session with the other number follows beside its rows in flight."""
 BETWEEN_SECONDS = (0.0, 1.0)
 """Time between two relays, in which both configurations are in use."""
 LISTEN_SECONDS = 30.0
@@ -29,7 +31,7 @@ HEAD = b"GET /readyz HTTP/1.1\r\nHost: relay\r\n"
 
 @dataclass
 class Reload:
-    """Reloads one relay after another. Every other strike adds a pattern, the next one removes it."""
+    """Reloads one relay after another. Every other strike adds a pattern and takes a slot, the next one reverses it."""
 
     fleet: Fleet
     fault: str = "reload"
@@ -64,9 +66,9 @@ def _listens(relay: Relay, seconds: float) -> bool:
 
 def _write(relay: Relay, more: bool) -> None:
     """Replace the file atomically, because a relay may read it at any time."""
-    text = relay.config.read_text().replace(MORE, "")
+    text = relay.config.read_text().replace(MORE, "").replace(FEWER_SLOTS, SLOTS)
     new = relay.config.with_suffix(".new")
-    new.write_text(text.replace(ROUTE, ROUTE + MORE) if more else text)
+    new.write_text(text.replace(ROUTE, ROUTE + MORE).replace(SLOTS, FEWER_SLOTS) if more else text)
     new.rename(relay.config)
 
 
