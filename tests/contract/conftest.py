@@ -1,6 +1,7 @@
 """The harnesses under the contract; a new sink adds its own here."""
 
 from collections.abc import AsyncGenerator, Generator
+from pathlib import Path
 
 import pytest
 
@@ -30,7 +31,7 @@ def proxied() -> Generator[tuple[KafkaBroker, Proxy]]:
         "memory, single events",
     ]
 )
-async def sink_harness(request: pytest.FixtureRequest) -> AsyncGenerator[SinkHarness]:
+async def sink_harness(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[SinkHarness]:
     """A sink's harness, with its destination up before and after."""
     match request.param:
         case "kafka":
@@ -39,7 +40,7 @@ async def sink_harness(request: pytest.FixtureRequest) -> AsyncGenerator[SinkHar
         case "webhook":
             harness = WebhookHarness()
         case "python":
-            harness = PythonHarness()
+            harness = PythonHarness(tmp_path)
         case name:
             harness = MemoryHarness(keeps_order=name == "memory, batches")
     yield harness

@@ -4,7 +4,6 @@ import base64
 import json
 import os
 import signal
-import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,8 +21,8 @@ def ignore(_text: str, _number: float, /) -> None:
 class PythonHarness(SinkHarness):
     """An application that goes down: its workers are killed, and cannot import it again."""
 
-    def __init__(self) -> None:
-        self._directory = Path(tempfile.mkdtemp(prefix="outbox-handlers-"))
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
         self._sinks: list[PythonSink] = []
 
     def make_sink(self) -> PythonSink:
