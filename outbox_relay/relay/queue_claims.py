@@ -37,11 +37,6 @@ class RowsInHand:
     doubtful: list[UUID] = field(default_factory=list[UUID])
     """Leases of claims that have no answer and may have taken effect in the database."""
 
-    def add(self, others: RowsInHand) -> None:
-        """Add those of another session."""
-        self.rows |= others.rows
-        self.doubtful += others.doubtful
-
     async def give_back(self, store: Store, sink: str, relay: UUID) -> None:
         """End all of these leases. Rows that are not found come back when their leases lapse."""
         if self.rows:

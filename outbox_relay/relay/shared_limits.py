@@ -10,6 +10,7 @@ from uuid import UUID
 
 from structlog.stdlib import BoundLogger
 
+from outbox_relay.domain.errors import first
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.shared_rate import SharedRate
 from outbox_relay.relay.shared_slots import SharedSlots
@@ -134,7 +135,7 @@ class SharedLimits:
         return total is not None and (events > total * EVENTS_PER_SLOT or self.slots.starved)
 
     async def run(self) -> None:
-        """Keep the limits until cancelled. Raises ``DatabaseUnavailable`` in a group.
+        """Keep the limits until cancelled. Raises ``DatabaseUnavailable``.
 
         This must outlast every session of the sink and of its replays, whose requests wait for it.
         """
@@ -143,6 +144,8 @@ class SharedLimits:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.rate.run())
                 tasks.create_task(self.slots.run())
+        except BaseExceptionGroup as group:
+            raise first(group) from None
         finally:
             self._running = False
 

@@ -97,6 +97,17 @@ class SinkLeases:
     def __post_init__(self) -> None:
         self.row = SinkRow(self.sink, 0, False, "closed", None, 0, ())
 
+    async def wait_for_wake(self, seconds: float) -> None:
+        """Wait for ``wake``, and set it after ``seconds``: the loop cannot tell who woke it.
+
+        A timeout would cost more.
+        """
+        waking = asyncio.get_running_loop().call_later(seconds, self.wake.set)
+        try:
+            await self.wake.wait()
+        finally:
+            waking.cancel()
+
     @property
     def current_name(self) -> str:
         """The name of the sink in the database, also while the session under a former name ends."""

@@ -13,26 +13,28 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.errors import (
     DatabaseUnusable,
     IncarnationChanged,
+    LeaseLost,
     RelayError,
     Reloaded,
+    SessionReset,
     StatementFailed,
     first,
 )
 from outbox_relay.domain.measures import SinkMeasures
+from outbox_relay.domain.rate_limited_log import RateLimitedLog
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.postgres.connection_slots import REPLAYS, caller, sink_caller
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.attempt_recorder import AttemptRecorder
 from outbox_relay.relay.leases import LeaseManager
 from outbox_relay.relay.parked import ParkedDeliveries
-from outbox_relay.relay.running_sessions import RunningSessions
+from outbox_relay.relay.running_sessions import NextConfiguration, RunningSessions
 from outbox_relay.relay.session import Session, Start
 from outbox_relay.relay.shared_limits import SharedLimits
 from outbox_relay.relay.sink_fault import SinkFault
@@ -45,19 +47,8 @@ LOOK_SECONDS = 1.0
 """Maximum wait of the loop if no event wakes it."""
 TELL_SECONDS = 5.0
 """Time after which the log says that new settings wait for requests in flight."""
-MOST_SESSIONS = 4
-"""Maximum number of sessions of one queue, of which all but the last settle what they have under way."""
 DRAIN_SECONDS = 0.01
 """Maximum wait of the loop while shards are drained."""
-
-
-class NextConfiguration(NamedTuple):
-    """The configuration of the next session."""
-
-    spec: SinkSpec
-    generation: int
-    sink: Sink | None
-    """The sink that was made again, open; None if the present one stays."""
 
 
 @dataclass(slots=True)
@@ -143,7 +134,7 @@ class SinkRelay:
             return
         pending = self._next.sink if self._next else None
         if sink is not None and pending is not None:
-            self._sessions.retire(pending)
+            self._sessions.discard(pending)
         self._next = NextConfiguration(newer, generation, sink or pending)
         self._waits_since = time.monotonic()
         self.leases.reconfigure()
@@ -199,12 +190,13 @@ class SinkRelay:
 
         Return None if the relay stops meanwhile.
         """
+        limited = RateLimitedLog(self.log)
         while not self.stopping.is_set():
             try:
                 start = await self._prepare()
             except (StatementFailed, DatabaseUnusable) as error:
                 self._fault.refuse(error)
-                self.log.warning("sink.prepare_failed", reason=str(error))
+                limited.warning("sink.prepare_failed", reason=str(error))
                 await asyncio.sleep(LOOK_SECONDS)
             else:
                 if start.server == before.server:
@@ -251,42 +243,52 @@ class SinkRelay:
 
         Only this loop waits for the wake event and clears it.
         """
-        log_reader, parked, wake = session.log_reader, session.parked, self.leases.wake
-        while not self.stopping.is_set() or self.leases.held or parked.under_way:
-            await self._sessions.close_retired()
+        log_reader, parked, leases = session.log_reader, session.parked, self.leases
+        while not self.stopping.is_set() or leases.held or parked.under_way:
+            await self._sessions.close_discarded()
             if self._adopt_reload(parked) or await self._register_again(parked) or await self._serve_again(parked):
                 return True
             self._tell_wait(session)
-            wake.clear()
-            if self.leases.take_probe_request():
+            leases.wake.clear()
+            if leases.take_probe_request():
                 session.breaker.probe_now()
-            await log_reader.adopt()
-            if self.leases.held:
-                self._fault.shards_are_owned()
-            if not await log_reader.step():
-                draining = log_reader.draining or self.stopping.is_set()
-                await _within(DRAIN_SECONDS if draining else LOOK_SECONDS, wake)
+            try:
+                await log_reader.adopt()
+                if leases.held:
+                    self._fault.shards_are_owned()
+                reads = await log_reader.step()
+            except LeaseLost as error:
+                return await self._follow_loss(parked, error)
+            if not reads:
+                await leases.wait_for_wake(
+                    DRAIN_SECONDS if log_reader.draining or self.stopping.is_set() else LOOK_SECONDS
+                )
         return False
 
-    def _may_follow(self, parked: ParkedDeliveries, following: SinkSpec) -> bool:
-        """Return True if another session may take the place of the present one.
+    async def _follow_loss(self, parked: ParkedDeliveries, loss: LeaseLost) -> bool:
+        """Return True if another session follows one of a queue that lost a shard. Raise ``loss`` if none does.
 
-        This one must have no shards. Rows under way, here or in earlier sessions, stay theirs if all are of a queue.
+        The rows under way are not concerned: only the loop of a queue writes positions. After a rename, the shards have
+        gone to the new name.
         """
-        if self.leases.held:
-            return False
-        if not parked.under_way and len(self._sessions) <= 1:
-            return True
-        if not (self.spec.queued and following.queued) or self.stopping.is_set():
-            return False
-        return not parked.under_way or len(self._sessions) < MOST_SESSIONS
+        if not (self.spec.queued and self._sessions.may_follow(parked.under_way, queued=True)):
+            raise loss
+        with suppress(StatementFailed):
+            await self.lease_manager.refresh()
+        return self._follow(parked, loss)
 
-    def _follow(self, parked: ParkedDeliveries, reason: str) -> bool:
-        """Return True if the next session runs beside rows under way. Raise ``Reloaded`` if there are none."""
-        if not parked.under_way and len(self._sessions) <= 1:
-            raise Reloaded(reason)
-        self.restarts[Reloaded.reason] += 1
-        self.log.info("sink.followed", reason=reason, requests=parked.under_way)
+    def _may_follow(self, parked: ParkedDeliveries, following: SinkSpec) -> bool:
+        """Return True if a session with ``following`` may take the place of the present one, which has no shards."""
+        if self.leases.held or (parked.under_way and self.stopping.is_set()):
+            return False
+        return self._sessions.may_follow(parked.under_way, queued=self.spec.queued and following.queued)
+
+    def _follow(self, parked: ParkedDeliveries, reason: SessionReset) -> bool:
+        """Return True if the next session runs beside rows under way. Raise ``reason`` if there are none."""
+        if not self.spec.queued or (not parked.under_way and len(self._sessions) <= 1):
+            raise reason
+        self.restarts[reason.reason] += 1
+        self.log.info("sink.followed", reason=str(reason), requests=parked.under_way)
         self._waits_since = time.monotonic()
         return True
 
@@ -305,7 +307,7 @@ class SinkRelay:
                 self.sink = following.sink
             self.leases.serve(following.generation, self.spec.routes)
         renamed = self.leases.renamed_to is not None
-        return self._follow(parked, "the sink was renamed" if renamed else "the configuration was reloaded")
+        return self._follow(parked, Reloaded("the sink was renamed" if renamed else "the configuration was reloaded"))
 
     def _tell_wait(self, session: Session) -> None:
         """Log once that new settings, or events, wait for requests in flight.
@@ -329,7 +331,11 @@ class SinkRelay:
         registration, leases = self.registration, self.leases
         if self.spec.replay is not None or not await registration.was_taken_back():
             return False
-        if self._next is not None or self.stopping.is_set() or not self._may_follow(parked, self.spec):
+        if (
+            self._next is not None
+            or self.stopping.is_set()
+            or (self.spec.queued and not self._may_follow(parked, self.spec))
+        ):
             return False
         earlier = registration.names_before(self.spec.name)
         present = await registration.name_in_database(earlier)
@@ -337,18 +343,20 @@ class SinkRelay:
             leases.remove(renamed_to=present or leases.configured)
             self._adopt_name()
         if present is not None:
-            return self._follow(parked, "the rename of the sink was taken back")
+            return self._follow(parked, Reloaded("the rename of the sink was taken back"))
         if await registration.register(self.spec, self.log):
-            return self._follow(parked, "the sink was registered again")
-        return bool(earlier) and self._follow(parked, "the sink has its name in the settings again")
+            if self._next is not None:  # meanwhile
+                leases.reconfigure()
+            return self._follow(parked, Reloaded("the sink was registered again"))
+        return bool(earlier) and self._follow(parked, Reloaded("the sink has its name in the settings again"))
 
     async def _serve_again(self, parked: ParkedDeliveries) -> bool:
         """Take a superseded sink back, once its routes match or its relays are gone; True if a session follows."""
         leases, spec = self.leases, self.spec
-        if not leases.superseded or self._next is not None or self.stopping.is_set():
+        if not leases.superseded or leases.held or self._next is not None or self.stopping.is_set():
             return False
         differs = tuple(leases.row.patterns) != tuple(spec.patterns) or leases.row.claim != spec.claim
-        if (differs and not leases.abandoned) or not self._may_follow(parked, spec):
+        if (differs and not leases.abandoned) or (spec.queued and not self._may_follow(parked, spec)):
             return False
         result = await self.ticker.refresh()
         generation = await self.store.reregister_sink(
@@ -362,13 +370,15 @@ class SinkRelay:
         if self._next is not None:  # meanwhile
             leases.reconfigure()
             return False
-        return self._follow(parked, "the relays with the other configuration are gone")
+        return self._follow(parked, Reloaded("the relays with the other configuration are gone"))
 
     async def leave(self) -> None:
         """Release what the last sessions left behind. Their sinks send nothing of it later."""
-        if not self._drained:
-            await asyncio.gather(*(sink.reset() for sink in self.sinks))
-        await self._give_rows_back()
+        try:
+            if not self._drained:
+                await asyncio.gather(*(sink.reset() for sink in self.sinks))
+        finally:
+            await self._give_rows_back()
         await self.lease_manager.give_doubtful_back(self.leases)
         if self.leases.held:
             await self.lease_manager.release(self.leases, set(self.leases.held))
@@ -381,20 +391,8 @@ class SinkRelay:
         Raises ``DatabaseUnavailable``.
         """
         caller.set(self._caller)
-        try:
-            await self.limits.run()
-        except BaseExceptionGroup as group:
-            raise first(group) from None
+        await self.limits.run()
 
     async def leave_limits(self) -> None:
         """Give up what this relay has of the limits, once ``keep_limits`` and all replays have ended."""
         await self.limits.leave()
-
-
-async def _within(seconds: float, event: asyncio.Event) -> None:
-    """Wait for ``event``, and set it after ``seconds``: the loop cannot tell who woke it. A timeout would cost more."""
-    waking = asyncio.get_running_loop().call_later(seconds, event.set)
-    try:
-        await event.wait()
-    finally:
-        waking.cancel()

@@ -9,15 +9,16 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
+from outbox_relay.domain.errors import StatementFailed
 from outbox_relay.domain.event import SHARDS, StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Verdict
 from outbox_relay.relay.queue_claims import RowsInHand
 from outbox_relay.relay.sink_relay import SinkRelay
-from tests.support.database import Database, query
+from tests.support.database import Database, end_connections, query
 from tests.support.deliveries import delivered, emit, has, ids
 from tests.support.ledger import ledger
 from tests.support.memory_sink import MemorySink
-from tests.support.relay_harness import running, spec
+from tests.support.relay_harness import LOST, running, spec
 from tests.support.sink_actions import rename
 from tests.support.wait import becomes
 
@@ -75,6 +76,11 @@ def reload(relay: SinkRelay, sink: MemorySink | None = None, *, record: str = "a
 def restarts(relay: SinkRelay) -> int:
     """Return the number of sessions that began for new settings or a new name."""
     return relay.restarts["reload"]
+
+
+async def refuse() -> int:
+    """Fail as a statement does whose time is over."""
+    raise StatementFailed("canceling statement due to statement timeout", "57014")
 
 
 @pytest.mark.parametrize("remade", [True, False], ids=["sink made again", "same sink"])
@@ -173,6 +179,29 @@ async def test_a_renamed_queue_starts_other_events_beside_a_long_job(database: D
         assert harness.relays[0].measures.row_leases_lost == 0
 
 
+async def test_a_queue_that_is_renamed_while_events_come_cuts_no_job(database: Database) -> None:
+    """Its rows cannot be made under the former name. Goes red when the session ends before it knows the new one."""
+    jobs = Jobs()
+    sink = ClosingSink(jobs)
+    async with running(
+        database.dsn, (replace(QUEUE, name="n0"), sink), lease_seconds=LEASE, expects={"reload", "lease_lost"}
+    ) as harness:
+        [relay] = harness.relays
+        emit(database, ["long"])
+        await becomes(lambda: jobs.began == ["long"], "the job is under way")
+        await harness.owns_all()
+        short = list[int]()
+        for number in range(3):
+            await asyncio.to_thread(rename, database, f"n{number}", f"n{number + 1}")
+            short += emit(database, ["a"])
+            await delivered(sink, short)
+            await becomes(lambda: relay.spec.name == f"n{number + 1}", "the name is known")  # noqa: B023
+        jobs.end.set()
+        await has(database, ALL_SETTLED)
+        assert jobs.began == ["long", "a", "a", "a"]
+        assert relay.measures.row_leases_lost == 0
+
+
 async def test_a_second_reload_cuts_no_job_of_the_first_session(database: Database) -> None:
     """The second session has nothing under way. Goes red when it ends by an error, which ends them all."""
     jobs = Jobs()
@@ -196,7 +225,7 @@ async def test_a_second_reload_cuts_no_job_of_the_first_session(database: Databa
 
 async def test_no_more_sessions_run_than_allowed(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next settings then wait for a job, and the log says so."""
-    monkeypatch.setattr("outbox_relay.relay.sink_relay.MOST_SESSIONS", 2)
+    monkeypatch.setattr("outbox_relay.relay.running_sessions.MOST_SESSIONS", 2)
     monkeypatch.setattr("outbox_relay.relay.sink_relay.TELL_SECONDS", 0.1)
     jobs = Jobs()
     sinks = [ClosingSink(jobs) for _ in range(3)]
@@ -220,19 +249,60 @@ async def test_an_error_ends_every_session_and_nothing_of_them_counts(database: 
     """Goes red when a session goes on after another has failed: its job would be done twice at once."""
     jobs = Jobs()
     first, second = ClosingSink(jobs), ClosingSink(jobs)
-    async with running(database.dsn, (QUEUE, first), lease_seconds=LEASE, expects={"lease_lost"}) as harness:
+    async with running(database.dsn, (QUEUE, first), lease_seconds=LEASE, expects=LOST) as harness:
         [relay] = harness.relays
         [long] = emit(database, ["long"])
         await becomes(lambda: jobs.began == ["long"], "the job is under way")
         reload(relay, second)
         await delivered(second, emit(database, ["a"]))
-        query(database, "update outbox.shard set epoch = epoch + 1 where shard = 7")
+        await asyncio.to_thread(end_connections, database)
         await becomes(lambda: jobs.began == ["long", "a", "long"], "it begins again at once")
         assert first.closed
         jobs.end.set()
         await delivered(second, [long])
         await has(database, ALL_SETTLED)
         assert ids(first) == []
+
+
+async def test_a_statement_that_fails_as_a_session_follows_cuts_no_job(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goes red when it ends all sessions: the job would be cut, though nothing is wrong with its row.
+
+    The failure is made up: every table that a new session reads is read by the rest of the relay, too.
+    """
+    jobs = Jobs()
+    first, second = ClosingSink(jobs), ClosingSink(jobs)
+    with capture_logs() as lines:
+        async with running(database.dsn, (QUEUE, first), lease_seconds=LEASE) as harness:
+            [long] = emit(database, ["long"])
+            await becomes(lambda: jobs.began == ["long"], "the job is under way")
+            with monkeypatch.context() as patched:
+                patched.setattr(harness.store, "floor", refuse)
+                reload(harness.relays[0], second)
+                await becomes(lambda: [1 for line in lines if line["event"] == "sink.prepare_failed"], "it fails")
+            await delivered(second, emit(database, ["a"]))
+            jobs.end.set()
+            await delivered(first, [long])
+            assert jobs.began == ["long", "a"]
+
+
+async def test_a_lost_shard_cuts_no_job(database: Database) -> None:
+    """Goes red when the session of a queue ends with its rows: leases of rows and of shards are apart."""
+    jobs = Jobs()
+    sink = ClosingSink(jobs)
+    async with running(database.dsn, (QUEUE, sink), lease_seconds=LEASE) as harness:
+        [relay] = harness.relays
+        [long] = emit(database, ["long"])
+        await becomes(lambda: jobs.began == ["long"], "the job is under way")
+        await harness.owns_all()
+        query(database, "update outbox.shard set epoch = epoch + 1 where shard = 7")
+        await becomes(lambda: relay.restarts["lease_lost"], "the loss is known")
+        await delivered(sink, emit(database, ["a"]))
+        jobs.end.set()
+        await delivered(sink, [long])
+        await has(database, ALL_SETTLED)
+        assert jobs.began == ["long", "a"]
 
 
 async def test_a_relay_that_stops_waits_for_the_jobs_of_every_session(database: Database) -> None:
@@ -328,4 +398,24 @@ async def test_a_claim_that_waits_for_the_circuit_keeps_no_slot(database: Databa
         await becomes(lambda: relay.circuit == "open", "the circuit is open")
         reload(relay, second)
         await delivered(second, emit(database, ["a", "b"]))
+        jobs.end.set()
+
+
+async def test_a_log_is_taken_back_although_a_slow_request_is_under_way(database: Database) -> None:
+    """Goes red when it waits for the request, as a queue does not have to: no relay would serve the sink meanwhile."""
+    jobs = Jobs()
+    sink = ClosingSink(jobs)
+    log = spec("s", ordered=False, park_after_seconds=0.1)
+    async with (
+        ledger(database) as others,
+        running(database.dsn, (log, sink), lease_seconds=LEASE, expects={"reload", "handed_over"}) as harness,
+    ):
+        [relay] = harness.relays
+        emit(database, ["long"])
+        await has(database, "select 1 from outbox.delivery")
+        routes: Sequence[tuple[str, list[str], str]] = [("s", ["*", "other.*"], "beginning")]
+        await others.store.register_sinks(routes, await others.tick())
+        await becomes(lambda: relay.leases.superseded, "other relays serve it")
+        await delivered(sink, emit(database, ["a"]))
+        assert ids(sink) != [], "before the request has ended"
         jobs.end.set()

@@ -15,11 +15,11 @@ from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Verdict
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.relay import queue_reader
-from tests.support.database import Database, query
+from tests.support.database import Database, end_connections, query
 from tests.support.deliveries import delivered, emit, has, ids
 from tests.support.memory_sink import BOTH, MemorySink
 from tests.support.queued import job
-from tests.support.relay_harness import owns, running, spec
+from tests.support.relay_harness import LOST, owns, running, spec
 from tests.support.wait import auntil
 
 ROWS = "select count(*) from outbox.delivery"
@@ -122,12 +122,12 @@ async def test_rows_in_hand_are_given_back_when_a_session_ends(database: Databas
         return DELIVERED
 
     sink = MemorySink(waits, keeps_order=False)
-    async with running(database.dsn, (queued(), sink), expects={"lease_lost"}) as relay:
+    async with running(database.dsn, (queued(), sink), expects=LOST) as relay:
         await relay.owns_all()
         wanted = emit(database, [None] * 5)
         for _ in range(3):
             [(lease,)] = await has(database, "select min(lease::text) from outbox.delivery having count(lease) = 5")
-            query(database, "update outbox.shard set epoch = epoch + 1 where shard = 0 returning 1")
+            await asyncio.to_thread(end_connections, database)
             await has(
                 database, "select from outbox.delivery where lease::text <> %s having count(*) = 5", lease, seconds=30
             )

@@ -112,3 +112,12 @@ def new_database(server: PostgresServer, template: str) -> Generator[Database]:
 def query(database: Database, text: str, *parameters: Any) -> list[tuple[Any, ...]]:
     """Return the rows of a statement, which is run in a transaction of its own (see :meth:`Database.run`)."""
     return database.run(text, parameters)
+
+
+def end_connections(database: Database) -> None:
+    """End every other connection to the database, as a server does that crashes."""
+    query(
+        database,
+        "select pg_terminate_backend(pid) from pg_stat_activity "
+        "where datname = current_database() and pid <> pg_backend_pid()",
+    )
