@@ -53,13 +53,13 @@ def _check(arguments: argparse.Namespace) -> int:
         warnings += found
     else:
         unanswered = []
-        problems = FILES.call(lambda: check.unusable_plugins(loaded))
-        problems += chain(*check.refused_values(loaded).values())
+        problems = [*FILES.call(lambda: check.unusable_plugins(loaded)), *chain(*check.refused_values(loaded).values())]
         warnings += FILES.call(lambda: webhooks.unreadable(loaded))
         try:
             loaded.database.require_dsn()
         except ConfigurationError as error:
             warnings.append(str(error))
+    problems = [*settings.dsn_faults(loaded), *problems]
     for warning in warnings:
         say(f"warning: {warning}")
     for problem in [*unanswered, *problems]:

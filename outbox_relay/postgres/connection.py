@@ -9,14 +9,15 @@ from __future__ import annotations
 import os
 import select
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any, LiteralString, TypeVar
+from typing import Any, Final, LiteralString, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, BaseConnection
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 from psycopg.pq import ConnStatus, TransactionStatus
 from psycopg.waiting import Ready, Wait
 
+from outbox_relay.postgres.conninfo import parsed
 from outbox_relay.postgres.session_settings import CORRECTION, startup_options
 
 T = TypeVar("T")
@@ -47,6 +48,10 @@ class Connection(AsyncConnection[Any]):
         return await super().wait(_taking(gen, self.pgconn.socket), *args, **kwargs)
 
 
+MARK: Final[LiteralString] = "outbox.direct"
+"""The setting by which a direct connection knows that its startup packet has reached the server."""
+
+
 def direct(dsn: str, more_options: str = "") -> str:
     """Return ``dsn`` with the settings that the relay's statements depend on, for a connection without a pooler.
 
@@ -54,11 +59,18 @@ def direct(dsn: str, more_options: str = "") -> str:
     returned unchanged, and libpq refuses it.
     """
     try:
-        given = conninfo_to_dict(dsn).get("options")
+        given = parsed(dsn).get("options")
         before = os.environ.get("PGOPTIONS", "") if given is None else str(given)
-        return make_conninfo(dsn, options=startup_options(f"{before} {more_options}"), client_encoding="UTF8")
+        options = startup_options(f"{before} {more_options} -c {MARK}=on")
+        return make_conninfo(dsn, options=options, client_encoding="UTF8")
     except psycopg.Error:
         return dsn
+
+
+async def is_direct(connection: AsyncConnection[Any]) -> bool:
+    """Return False if a pooler ignores the settings in the startup packet of a connection."""
+    row = await (await connection.execute(f"select pg_catalog.current_setting('{MARK}', true)")).fetchone()
+    return row is not None and row[0] == "on"
 
 
 async def fix_settings(connection: AsyncConnection[Any]) -> None:

@@ -16,7 +16,6 @@ from typing import Any, LiteralString, TypeVar, cast
 
 import psycopg
 from psycopg import AsyncConnection
-from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import AsyncRowFactory, namedtuple_row, tuple_row
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
@@ -38,9 +37,18 @@ from outbox_relay.postgres.connection import (
     direct,
     fix_settings,
     is_alive,
+    is_direct,
 )
 from outbox_relay.postgres.connection_slots import ConnectionSlots, caller
-from outbox_relay.postgres.errors import action_refusals, encoding_fault, explain, explain_statement, is_starved
+from outbox_relay.postgres.conninfo import parsed
+from outbox_relay.postgres.errors import (
+    NOT_DIRECT,
+    action_refusals,
+    encoding_fault,
+    explain,
+    explain_statement,
+    is_starved,
+)
 from outbox_relay.postgres.look_thread import LookThread
 from outbox_relay.postgres.rows import Look, TickResult, WindowRequest
 from outbox_relay.postgres.session_settings import (
@@ -240,7 +248,7 @@ class Database:
     async def _conninfo(self) -> str:
         try:
             dsn = await CONNECTION_FILES.acall(self._dsn)
-            conninfo_to_dict(dsn)
+            parsed(dsn)
         except (ConfigurationError, psycopg.ProgrammingError) as error:
             known = error if isinstance(error, ConfigurationError) else explain(error)
             # Once there was one, its file may be on the way to be replaced.
@@ -268,6 +276,8 @@ class Database:
                     self._sql["session_settings"], {"names": list(settings_of(NEWEST_SERVER))}
                 )
                 self._judge(await cursor.fetchall())
+            elif not await is_direct(connection):
+                raise DatabaseUnusable(NOT_DIRECT)
         except psycopg.Error as error:
             short = short_timeout(error.sqlstate, time.monotonic() - began) if self._pooler else None
             raise (DatabaseUnusable(wrong_settings_message([short])) if short else explain(error)) from None

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
+
+from outbox_relay.postgres.conninfo import fault, parsed
 
 PORT = 5432
 """The default port of PostgreSQL."""
 ENCRYPTING = frozenset(("require", "verify-ca", "verify-full"))
 """The values of ``sslmode`` that enforce encryption."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+__all__ = ["encrypts", "endpoints", "fault", "has_password", "secret_files"]
 
 
 def endpoints(dsn: str, environ: Mapping[str, str]) -> list[tuple[str, int]]:
@@ -21,7 +25,7 @@ def endpoints(dsn: str, environ: Mapping[str, str]) -> list[tuple[str, int]]:
     ``dsn`` is malformed. Service files are not read.
     """
     try:
-        given = conninfo_to_dict(dsn)
+        given = parsed(dsn)
     except psycopg.Error:
         return []
     hosts = _listed(given.get("host") or environ.get("PGHOST"))
@@ -64,7 +68,7 @@ def secret_files(dsn: str, environ: Mapping[str, str]) -> list[str]:
 
 def _parsed(dsn: str) -> Mapping[str, object]:
     try:
-        return conninfo_to_dict(dsn)
+        return parsed(dsn)
     except psycopg.Error:
         return {}
 

@@ -19,6 +19,7 @@ from outbox_relay.domain.errors import (
     RightMissing,
     StatementFailed,
 )
+from outbox_relay.postgres.conninfo import ENCODE
 
 ANOTHER_SERVER: Final = "OR001"
 """The SQLSTATE with which ``outbox.only_at`` refuses a statement."""
@@ -75,11 +76,14 @@ REFUSALS: Final = {
     "42501": re.compile(r"^permission denied for database"),
     "08P01": re.compile(r"^unsupported startup parameter"),
 }
+SET_POOLER: Final = 'set database.pooler = "transaction", or OUTBOX_RELAY_DATABASE__POOLER=transaction for a command'
 CONNECT_FIXES: Final = {
     "42501": "grant connect on the database to this user",
-    "08P01": 'a pooler that keeps no session: set database.pooler = "transaction"',
+    "08P01": f"a pooler that keeps no session: {SET_POOLER}",
 }
 """Advice for refused connections, where it differs from the advice for a refused statement."""
+NOT_DIRECT: Final = f"a pooler keeps the settings of this connection from the server: {SET_POOLER}"
+"""The error of a pooler that ignores them, as with ``ignore_startup_parameters = options``."""
 SERVER_MESSAGE: Final = re.compile(r"(?:FATAL|ERROR): +(.+)")
 KNOWN_PHRASES: Final = (
     "Connection refused",
@@ -102,10 +106,7 @@ KNOWN_PHRASES: Final = (
     "server is not in hot standby mode",
 )
 """Phrases of libpq that are passed on. Other text may contain a part of a misread DSN, even its password."""
-MALFORMED: Final = (
-    "the DSN is not a connection string: write postgresql://USER@HOST:5432/DATABASE, with special characters of the "
-    "password percent-encoded"
-)
+MALFORMED: Final = f"the DSN is not a connection string: {ENCODE}"
 MALFORMED_MESSAGE: Final = re.compile(r"invalid .*connection option|invalid port number|Servname not supported")
 UNSENT: Final = re.compile(r"placeholder|parameter missing|adapt|result")
 """psycopg's own refusals of a statement, of the class that refuses a malformed DSN too."""

@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import psycopg
 from psycopg import errors
-from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import tuple_row
 
 from outbox_relay.domain.errors import ConfigurationError, DatabaseUnavailable, DatabaseUnusable, RelayError
+from outbox_relay.postgres.conninfo import parsed
 from outbox_relay.postgres.errors import encoding_fault, explain
 from outbox_relay.postgres.schema_script import (
     DEBEZIUM,
@@ -133,7 +133,7 @@ def rebase(dsn: str, actor: str | None = None, reason: str | None = None) -> int
 
 def _connect(dsn: str) -> psycopg.Connection[tuple[Any, ...]]:
     defaults: dict[str, Any] = {"application_name": "outbox-relay migrate", "connect_timeout": CONNECT_SECONDS}
-    for name in conninfo_to_dict(dsn):
+    for name in parsed(dsn):
         defaults.pop(name, None)
     connection = psycopg.connect(dsn, autocommit=True, prepare_threshold=None, row_factory=tuple_row, **defaults)
     # A snapshot from before a lock was granted would show an old version of the schema.

@@ -5,7 +5,7 @@ reported at once, in one :class:`outbox_relay.domain.errors.ConfigurationError`,
 """
 
 from outbox_relay.settings.changes import applied, merged, not_applied, remade_sinks, restart_needed
-from outbox_relay.settings.exposure import exposures, warnings
+from outbox_relay.settings.exposure import dsn_faults, exposures, warnings
 from outbox_relay.settings.kafka import KafkaSettings
 from outbox_relay.settings.loading import load
 from outbox_relay.settings.model import Settings
@@ -19,6 +19,7 @@ __all__ = [
     "Settings",
     "WebhookSettings",
     "applied",
+    "dsn_faults",
     "exposures",
     "load",
     "log_format",

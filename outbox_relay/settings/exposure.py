@@ -112,7 +112,20 @@ def _connection_strings(database: DatabaseSettings) -> Iterator[tuple[str, str]]
         yield "listen_dsn", database.listen_dsn.get_secret_value()
 
 
+def dsn_faults(settings: Settings) -> list[str]:
+    """Return a line for each connection string that cannot be one, which quotes nothing of it."""
+    texts: dict[SettingPath, str] = {
+        ("database", setting): text for setting, text in _connection_strings(settings.database)
+    }
+    for name, sink in settings.sinks.items():
+        if isinstance(sink, PythonSettings) and sink.dsn is not None:
+            texts["sinks", name, "dsn"] = sink.dsn.get_secret_value()
+    return [settings.at(path, fault) for path, text in texts.items() if (fault := dsn.fault(text)) is not None]
+
+
 def _of_connection(path: SettingPath, text: str, environ: Mapping[str, str]) -> Iterator[Problem]:
+    if dsn.fault(text) is not None:  # whose host may be a part of the password
+        return
     hosts = [host for host, _ in dsn.endpoints(text, environ) if _is_remote(host)]
     if hosts and not dsn.encrypts(text, environ):
         exposed = f"the connection to {hosts[0]} may be in clear text, and the server is not verified"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from django.core import checks
 from django.core.management import CommandError, call_command
-from django.db import DEFAULT_DB_ALIAS, connection, connections, transaction
+from django.db import DEFAULT_DB_ALIAS, NotSupportedError, connection, connections, transaction
 from django.test.utils import override_settings
 from psycopg.conninfo import conninfo_to_dict
 
@@ -25,8 +26,9 @@ from outbox_relay.postgres.schema_versions import SCHEMA_VERSION
 from tests.docs.parsing import parsers
 from tests.support import django_site
 from tests.support.database import Database, query
-from tests.support.deliveries import has
+from tests.support.deliveries import emit, has
 from tests.support.memory_sink import MemorySink
+from tests.support.pgbouncer import PgBouncer
 from tests.support.relay_harness import running, spec
 from tests.support.replays import start
 from tests.support.roles import new_role
@@ -34,6 +36,8 @@ from tests.support.schemas import meta, schema_up_to
 from tests.support.sink_actions import register
 
 django_site.set_up()
+from outbox_relay.contrib.django.models import EventDelivery, LoggedEvent  # noqa: E402 - needs the settings
+
 EXISTS = "select to_regnamespace('outbox') is not null"
 APPLIED = "select count(*) from django_migrations where app = 'outbox_relay'"
 
@@ -412,3 +416,52 @@ def test_the_password_reaches_libpq_and_no_message(capfd: pytest.CaptureFixture[
             assert "s3cret" not in printed.out + printed.err + str(caught.value)
     finally:
         wrapper.settings_dict.update(kept)
+
+
+# -- fixtures ---------------------------------------------------------------------------------------------------------
+
+
+def test_no_fixture_writes_events_or_deliveries(site: Database, tmp_path: Path) -> None:
+    """Goes red when a dump of another database is loaded into the log: forged events take the ids of later ones."""
+    emit(site, ["a", "b"])
+    fixture = tmp_path / "all.json"
+    call_command("dumpdata", "outbox_relay.loggedevent", output=str(fixture))
+    assert len(json.loads(fixture.read_text())) == 2
+    before = query(site, "select xmin::text, * from outbox.event order by id")
+    with pytest.raises(NotSupportedError, match="leave them out with --exclude outbox_relay"):
+        call_command("loaddata", str(fixture))
+    call_command("loaddata", "--exclude", "outbox_relay", str(fixture))
+    assert query(site, "select xmin::text, * from outbox.event order by id") == before
+
+
+@pytest.mark.usefixtures("site")
+@pytest.mark.parametrize("model", [LoggedEvent, EventDelivery])
+def test_nothing_of_django_writes_rows(model: Any) -> None:
+    row = model(id=1) if model is LoggedEvent else model(place="1@s")
+    for write in (
+        row.save,
+        row.delete,
+        model.objects.all().delete,
+        lambda: model.objects.update(type="x"),
+        lambda: model.objects.bulk_create([row]),
+        lambda: model.objects.bulk_update([row], ["type"]),
+        lambda: model.objects.create(type="x"),
+    ):
+        with pytest.raises(NotSupportedError, match="only emit and the relays write rows of schema outbox"):
+            write()
+
+
+def test_the_command_runs_behind_a_pooler_of_transactions(
+    database: Database, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goes red when the command does not tell that it is behind one: the pooler refuses its session."""
+    monkeypatch.delenv("OUTBOX_RELAY_DATABASE__POOLER", raising=False)
+    with PgBouncer(database.server) as pooler:
+        django_site.place(DEFAULT_DB_ALIAS, database)
+        settings = connections[DEFAULT_DB_ALIAS].settings_dict
+        monkeypatch.setitem(settings, "PORT", str(pooler.port))
+        monkeypatch.setitem(settings, "DISABLE_SERVER_SIDE_CURSORS", True)
+        call_command("outbox", "status", "--json")
+        assert json.loads(capfd.readouterr().out)["sinks"] == {}
+        assert "OUTBOX_RELAY_DATABASE__POOLER" not in os.environ
+        connections.close_all()

@@ -12,6 +12,7 @@ import pytest
 
 from outbox_relay import outbox
 from outbox_relay.postgres.listener import LOCK
+from tests.support.command import inside
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit, has
 from tests.support.kafka import KafkaBroker
@@ -118,3 +119,12 @@ async def test_a_relay_without_a_direct_connection_polls_through_the_pooler(
         await delivered(sink, emit(database, ["b"]))
         assert harness.store.calls["look"] > taken
         assert query(database, ASLEEP, *LOCK) == []
+
+
+@pytest.mark.parametrize("ignored", ["", "options"], ids=["refused by the pooler", "ignored by the pooler"])
+def test_a_pooler_that_is_not_named_is_refused(database: Database, ignored: str) -> None:
+    """Goes red when a relay runs on shared sessions: prepared statements of others answer, and events come twice."""
+    with PgBouncer(database.server, {"ignore_startup_parameters": ignored} if ignored else {}) as unnamed:
+        ended = inside("status", "--dsn", unnamed.dsn(database.name))
+        assert ended.code == 2
+        assert 'set database.pooler = "transaction"' in ended.err

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from outbox_relay.cli import main
 from outbox_relay.domain.errors import ConfigurationError
-from outbox_relay.settings import exposures, load
+from outbox_relay.settings import dsn_faults, exposures, load
 from tests.support.receiver.signatures import SECRET
 
 CANARY = "hunter2canary"
@@ -198,3 +199,40 @@ def test_what_a_shell_would_read_is_not_taken_from_the_environment(tmp_path: Pat
     with pytest.raises(ConfigurationError, match="holds a character that a shell reads"):
         load(path, {twin: value})
     load(path, {twin: "relay/host.internal@EXAMPLE.COM"})
+
+
+MALFORMED = "it is not a connection string"
+AT_IN_HOST = "its host has an @, which probably belongs to the password"
+
+
+@pytest.mark.parametrize(
+    ("dsn", "fault"),
+    [
+        ("postgresql://u:pa%BBhunter2canary@db.internal/x", MALFORMED),
+        ("host=db.internal password=a hunter2canary dbname=x", MALFORMED),
+        ("postgresql://u:a@hunter2canary@db.internal/x", AT_IN_HOST),
+        ("postgresql://u@db.internal,hunter2canary@db.internal/x", AT_IN_HOST),
+    ],
+)
+def test_a_connection_string_with_a_password_that_is_not_encoded_is_refused_without_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], dsn: str, fault: str
+) -> None:
+    """Goes red when a part of the password is taken for the host and printed, or ends a command with a traceback."""
+    sink = f'[sinks.work]\ntype = "python"\nhandler = "a:b"\ntransaction = true\ndsn = "{dsn}"\n'
+    path = tmp_path / "relay.toml"
+    path.write_text(f'[database]\ndsn = "{dsn}"\n{sink}[routes]\n"*" = ["work"]\n')
+    path.chmod(0o600)
+    assert main(["check", "-c", str(path)]) == 2
+    printed = capsys.readouterr()
+    lines = [line.replace(f"{path}:", "") for line in printed.err.splitlines() if not line.startswith("warning: ")]
+    assert [line.split(" (")[0].split(": write")[0] for line in lines] == [
+        f"2: database.dsn: {fault}", f"7: sinks.work.dsn: {fault}",
+    ]  # fmt: skip
+    assert CANARY not in printed.out + printed.err
+
+
+@pytest.mark.parametrize("dsn", ["host=@socket", "postgresql:///x?host=@outbox,/run/postgresql", "service=shop"])
+def test_connection_strings_that_can_be_one(tmp_path: Path, dsn: str) -> None:
+    path = tmp_path / "relay.toml"
+    path.write_text(f'[database]\ndsn = "{dsn}"\n')
+    assert dsn_faults(load(path, {})) == []

@@ -65,6 +65,10 @@ class ReadOnly:
         """Return the page of a row, or one that says why it cannot be read."""
         return self._answer(cast("Any", super()).changeform_view, request, *args, **options)
 
+    def delete_view(self, request: HttpRequest, *args: Any, **options: Any) -> HttpResponse:
+        """Return the page that refuses a deletion, or one that says why the row cannot be read."""
+        return self._answer(cast("Any", super()).delete_view, request, *args, **options)
+
     def history_view(self, request: HttpRequest, *args: Any, **options: Any) -> HttpResponse:
         """Return the history of a row, or a page that says why the row cannot be read."""
         return self._answer(cast("Any", super()).history_view, request, *args, **options)

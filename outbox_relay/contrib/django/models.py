@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias
 from uuid import UUID
 
-from django.db import models
+from django.db import NotSupportedError, models
+from django.db.models import signals
 from django.db.models.expressions import Col
 from django.db.models.lookups import Exact, In
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 else:
     TextField = models.TextField
 
+READ_ONLY = "only emit and the relays write rows of schema outbox: leave them out with --exclude outbox_relay"
 APART = "@"
 """The character between id and sink in the place of a delivery."""
 
@@ -76,8 +78,21 @@ def _pair(place: str) -> tuple[int, str] | None:
     return (int(number), sink) if apart and is_id and "\0" not in sink else None
 
 
+def _refuse(*_: Any, **__: Any) -> NoReturn:
+    """Refuse to write. Raises ``NotSupportedError``."""
+    raise NotSupportedError(READ_ONLY)
+
+
+class Rows(models.QuerySet[Any]):
+    """Rows that nothing of Django writes or deletes."""
+
+    delete = update = bulk_create = bulk_update = _refuse
+
+
 class LoggedEvent(models.Model):
     """A row of the log ``outbox.event``."""
+
+    objects = Rows.as_manager()
 
     id: models.BigIntegerField[int, int] = models.BigIntegerField(primary_key=True)
     uid: models.UUIDField[UUID, UUID] = models.UUIDField()
@@ -103,6 +118,8 @@ class LoggedEvent(models.Model):
 
 class EventDelivery(models.Model):
     """A row of ``outbox.delivery``: an event that a sink treats on its own."""
+
+    objects = Rows.as_manager()
 
     place = PlaceField(primary_key=True)
     event_id: models.BigIntegerField[int, int] = models.BigIntegerField(db_column="id")
@@ -133,3 +150,8 @@ class EventDelivery(models.Model):
     def __str__(self) -> str:
         """Return the event and the sink."""
         return f"{self.uid} to {self.sink}"
+
+
+for _model in (LoggedEvent, EventDelivery):  # that of loaddata, too, which calls no method of the model
+    signals.pre_save.connect(_refuse, sender=_model)
+    signals.pre_delete.connect(_refuse, sender=_model)

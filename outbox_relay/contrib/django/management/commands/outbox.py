@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import redirect_stderr, redirect_stdout
+import os
+from collections.abc import Generator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, Final, TextIO, cast
 
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from outbox_relay.cli.entry import escape_unencodable, main
-from outbox_relay.contrib.django.databases import dsn_of
+from outbox_relay.contrib.django.databases import dsn_of, is_pooled
 
+POOLER: Final = "OUTBOX_RELAY_DATABASE__POOLER"
 COMMANDS: Final = frozenset((
     "attempts", "audit", "catalogue", "dead", "doctor", "emit", "erase", "migrate", "pause", "rebase", "replay",
     "resume", "retention", "running", "schedules", "sinks", "status", "why",
 ))  # fmt: skip
 """The commands that need a database and no configuration."""
+
+
+@contextmanager
+def _pooler_named(alias: str) -> Generator[None]:
+    """Name the pooler of a database in the environment, as the command reads it, unless that names one itself."""
+    if not is_pooled(alias) or POOLER in os.environ:
+        yield
+        return
+    os.environ[POOLER] = "transaction"
+    try:
+        yield
+    finally:
+        del os.environ[POOLER]
 
 
 class Command(BaseCommand):
@@ -47,7 +63,8 @@ class Command(BaseCommand):
         # The command writes its own ends of lines, and its messages are not all errors.
         self.stdout.ending = self.stderr.ending = ""
         self.stderr.style_func = None
-        with redirect_stdout(cast("TextIO", self.stdout)), redirect_stderr(cast("TextIO", self.stderr)):
+        out, err = cast("TextIO", self.stdout), cast("TextIO", self.stderr)
+        with _pooler_named(alias), redirect_stdout(out), redirect_stderr(err):
             code = main([given[0], "--dsn", dsn_of(alias), *given[1:]])
         if code:
             raise CommandError(f"outbox-relay {given[0]} ended with exit code {code}", returncode=code)
