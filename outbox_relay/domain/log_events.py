@@ -53,6 +53,7 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         ),
         "sessions.restarted": "sessions restarted from stored positions",
         # Sinks
+        "database.not_listening": "no connection to listen on; the log is polled",
         "sink.restarted": "session of a sink restarted after an error",
         "sink.followed": "new settings beside requests in flight",
         "sink.prepare_failed": "session that follows is prepared again",

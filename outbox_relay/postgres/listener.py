@@ -23,13 +23,13 @@ import psycopg
 from psycopg import AsyncConnection
 from psycopg.pq import ExecStatus
 
-from outbox_relay.domain.errors import DatabaseUnavailable, RelayError
+from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable, RelayError
 from outbox_relay.domain.file_reading import CONNECTION_FILES
 from outbox_relay.domain.log_events import LOG_EVENTS
 from outbox_relay.domain.rate_limited_log import RateLimitedLog
 from outbox_relay.domain.thread_shortage import is_thread_shortage
-from outbox_relay.postgres.connection import database_identity, direct, fix_settings
-from outbox_relay.postgres.errors import explain
+from outbox_relay.postgres.connection import database_identity, direct, fix_settings, is_direct
+from outbox_relay.postgres.errors import SET_POOLER, explain
 
 if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
@@ -44,8 +44,10 @@ FLOOD = 1_000
 """Notifications in a second that no number of emits explains: one emit wakes the relay, which releases the lock."""
 FLOOD_POLL_SECONDS = 30.0
 """Time for which the log is polled after a flood."""
-FLOOD_LOG_SECONDS = 600.0
-"""Least time between two log lines about floods."""
+RARE_SECONDS = 600.0
+"""Least time between two log lines about floods, or about failed connections."""
+FAILING_SECONDS = 10.0
+"""Time without a connection after which the log says why."""
 RETRY_SECONDS = 2.0
 """Shortest time between a failed connection and the next attempt; the log is polled meanwhile."""
 WRONG_SECONDS = 60.0
@@ -61,6 +63,7 @@ SERVER_KEEPALIVE = "-c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tc
 """Ends the session of a client that vanished, which would otherwise keep the lock."""
 
 
+POOLED = "it leads to a pooler: listen_dsn must lead to the server itself, or be left out"
 WRONG_DATABASE = LOG_EVENTS["database.other_listened"]
 DatabaseIdentity = tuple[int, int]
 """The identity of a database: see ``connection.database_identity``."""
@@ -104,7 +107,8 @@ class CommitListener:
         self._dsn = dsn
         self._here = here
         self._log = log
-        self._flood_log = RateLimitedLog(log, FLOOD_LOG_SECONDS) if log is not None else None
+        self._rare_log = RateLimitedLog(log, RARE_SECONDS) if log is not None else None
+        self._failing_since: float | None = None
         self._connecting: asyncio.Task[AsyncConnection[Any] | None] | None = None
         self._connection: AsyncConnection[Any] | None = None
         self._notifications = NotificationCount()
@@ -144,16 +148,28 @@ class CommitListener:
             async with asyncio.timeout(ANSWER_SECONDS):
                 connection = await self._connect(conninfo)
                 if await self._is_expected(connection):
+                    self._failing_since = None
                     return connection
                 await connection.close()
                 self._retry_at = time.monotonic() + WRONG_SECONDS
-        except (psycopg.Error, TimeoutError, RelayError):
-            self._retry_at = time.monotonic() + RETRY_SECONDS
+        except TimeoutError:
+            self._failed(f"no answer within {ANSWER_SECONDS:g} s")
+        except (psycopg.Error, RelayError) as error:
+            self._failed(str(explain(error) if isinstance(error, psycopg.Error) else error))
         except RuntimeError as error:
             if not is_thread_shortage(error):
                 raise
-            self._retry_at = time.monotonic() + RETRY_SECONDS
+            self._failed(str(error))
         return None
+
+    def _failed(self, reason: str) -> None:
+        """Let the next attempt be made later. Log the reason if none has succeeded for a while."""
+        now = time.monotonic()
+        self._retry_at = now + RETRY_SECONDS
+        if self._failing_since is None:
+            self._failing_since = now
+        if self._rare_log is not None and now - self._failing_since >= FAILING_SECONDS:
+            self._rare_log.warning("database.not_listening", reason=reason)
 
     async def _is_expected(self, connection: AsyncConnection[Any]) -> bool:
         """Return whether this connection leads to the database whose log is read."""
@@ -237,8 +253,8 @@ class CommitListener:
     async def _poll_through_flood(self) -> None:
         self._retry_at = time.monotonic() + FLOOD_POLL_SECONDS
         await self._disconnect()
-        if self._flood_log is not None:
-            self._flood_log.warning("database.notify_flood", polls_seconds=FLOOD_POLL_SECONDS)
+        if self._rare_log is not None:
+            self._rare_log.warning("database.notify_flood", polls_seconds=FLOOD_POLL_SECONDS)
 
     async def close(self) -> None:
         """Close the connection, which releases the lock, and end the attempt to make one."""
@@ -256,11 +272,7 @@ class CommitListener:
             await connection.close()
 
     async def _connect(self, dsn: str) -> AsyncConnection[Any]:
-        try:
-            conninfo = direct(dsn, SERVER_KEEPALIVE)
-            connection = await AsyncConnection.connect(conninfo, autocommit=True, **cast(Any, KEEPALIVE))
-        except psycopg.Error as error:
-            raise explain(error) from None
+        connection = await _connected(direct(dsn, SERVER_KEEPALIVE))
         try:
             await fix_settings(connection)
             await connection.execute("listen outbox")
@@ -273,15 +285,29 @@ class CommitListener:
 async def dsn_identity(dsn: str) -> DatabaseIdentity:
     """Return the identity of the database of ``dsn``. Raise ``DatabaseUnavailable`` or ``DatabaseUnusable``."""
     try:
-        async with asyncio.timeout(2 * ANSWER_SECONDS):
-            async with await AsyncConnection.connect(
-                direct(dsn), autocommit=True, **cast(Any, KEEPALIVE)
-            ) as connection:
-                return await database_identity(connection)
+        async with asyncio.timeout(2 * ANSWER_SECONDS), await _connected(direct(dsn)) as connection:
+            return await database_identity(connection)
     except TimeoutError:
         raise DatabaseUnavailable(f"the database did not answer within {2 * ANSWER_SECONDS:g} s") from None
     except psycopg.Error as error:
         raise explain(error) from None
+
+
+async def _connected(conninfo: str) -> AsyncConnection[Any]:
+    """Return a connection that keeps a session. Raises ``RelayError``."""
+    try:
+        connection = await AsyncConnection.connect(conninfo, autocommit=True, **cast(Any, KEEPALIVE))
+    except psycopg.Error as error:
+        explained = explain(error)
+        raise (DatabaseUnusable(POOLED) if SET_POOLER in str(explained) else explained) from None
+    try:
+        if await is_direct(connection):
+            return connection
+    except psycopg.Error as error:
+        await connection.close()
+        raise explain(error) from None
+    await connection.close()
+    raise DatabaseUnusable(POOLED)
 
 
 async def _readable(socket: int, seconds: float) -> bool:

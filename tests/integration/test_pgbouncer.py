@@ -11,14 +11,17 @@ import psycopg
 import pytest
 
 from outbox_relay import outbox
-from outbox_relay.postgres.listener import LOCK
+from outbox_relay.domain.errors import DatabaseUnusable
+from outbox_relay.postgres.listener import LOCK, POOLED, CommitListener, dsn_identity
 from tests.support.command import inside
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit, has
 from tests.support.kafka import KafkaBroker
 from tests.support.kafka.drained import drained
+from tests.support.logs import RecordedLog
 from tests.support.memory_sink import MemorySink
 from tests.support.pgbouncer import PgBouncer
+from tests.support.ports import LOOPBACK
 from tests.support.postgres import PostgresServer
 from tests.support.relay_config import kafka_config
 from tests.support.relay_harness import running, spec
@@ -128,3 +131,49 @@ def test_a_pooler_that_is_not_named_is_refused(database: Database, ignored: str)
         ended = inside("status", "--dsn", unnamed.dsn(database.name))
         assert ended.code == 2
         assert 'set database.pooler = "transaction"' in ended.err
+
+
+@pytest.mark.parametrize("ignored", ["", "options"], ids=["refused by the pooler", "ignored by the pooler"])
+async def test_a_relay_that_cannot_listen_says_why(
+    database: Database, monkeypatch: pytest.MonkeyPatch, ignored: str
+) -> None:
+    """Goes red when it polls for ever without a line: new events come 250 ms late, and nothing tells the reason."""
+    monkeypatch.setattr("outbox_relay.postgres.listener.FAILING_SECONDS", 0.0)
+    with PgBouncer(database.server, {"ignore_startup_parameters": ignored} if ignored else {}) as unnamed:
+        dsn, log = unnamed.dsn(database.name), RecordedLog()
+        listener = CommitListener(lambda: dsn, log=log)
+
+        async def said() -> bool:
+            assert not await listener.begin_listening()
+            return log.warnings != []
+
+        await auntil(said, seconds=20, what="the log says it")
+        assert log.warnings == [("database.not_listening", {"reason": POOLED})]
+        with pytest.raises(DatabaseUnusable, match="must lead to the server itself"):
+            await dsn_identity(dsn)
+        await listener.close()
+
+
+async def test_a_server_that_is_away_is_named_once_it_has_been_away_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("outbox_relay.postgres.listener.RETRY_SECONDS", 0.0)
+    log, asked = RecordedLog(), list[str]()
+
+    def dsn() -> str:
+        asked.append(f"postgresql://relay@{LOOPBACK}:1/shop")
+        return asked[-1]
+
+    listener = CommitListener(dsn, log=log)
+    for seconds, lines in ((1000.0, 0), (0.0, 1)):
+        monkeypatch.setattr("outbox_relay.postgres.listener.FAILING_SECONDS", seconds)
+        asked.clear()
+
+        async def tried() -> bool:
+            await listener.begin_listening()
+            return len(asked) > 2
+
+        await auntil(tried, seconds=20, what="it has failed twice")
+        assert len(log.warnings) == lines
+    assert "Connection refused" in str(log.warnings)
+    await listener.close()
