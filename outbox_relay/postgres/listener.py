@@ -300,14 +300,17 @@ async def _connected(conninfo: str) -> AsyncConnection[Any]:
     except psycopg.Error as error:
         explained = explain(error)
         raise (DatabaseUnusable(POOLED) if SET_POOLER in str(explained) else explained) from None
+    keeps_session = False
     try:
-        if await is_direct(connection):
-            return connection
+        keeps_session = await is_direct(connection)
     except psycopg.Error as error:
-        await connection.close()
         raise explain(error) from None
-    await connection.close()
-    raise DatabaseUnusable(POOLED)
+    finally:
+        if not keeps_session:
+            await connection.close()
+    if not keeps_session:
+        raise DatabaseUnusable(POOLED)
+    return connection
 
 
 async def _readable(socket: int, seconds: float) -> bool:

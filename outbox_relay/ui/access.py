@@ -169,7 +169,7 @@ class TrustedProxy:
         names = request.headers.getlist(self._header)
         if len(names) != 1 or not names[0].strip() or len(names[0]) > HEADER_BYTES:
             return Refusal(401, f"the proxy has not named a user in {self._header}")
-        name = names[0].strip()
+        name = _decoded(names[0].strip())
         account = (await FILES.acall(self._users.current)).get(name) if self._users else None
         return account.user if account else User("".join(c if c.isprintable() else "?" for c in name)[:64], "viewer")
 
@@ -215,6 +215,14 @@ class Host:
         return found or Refusal(401, "the application knows no user of this request")
 
 
+def _decoded(value: str) -> str:
+    """Return the value of a header, which proxies send in UTF-8."""
+    try:
+        return value.encode("latin-1").decode()
+    except ValueError:
+        return value
+
+
 def is_bearer(request: HTTPConnection) -> bool:
     """Return True if ``request`` has a bearer token, which no browser adds by itself."""
     return request.headers.get("authorization", "")[:7].lower() == "bearer "
@@ -251,13 +259,16 @@ def _credentials(request: HTTPConnection) -> tuple[str, str] | None:
 
 
 def read_networks(text: str) -> list[Network]:
-    """Return the networks of a list with commas. Raises ``ConfigurationError``."""
+    """Return the networks of a list with commas. Raises ``ConfigurationError``, also for one with every address."""
     try:
-        return [ipaddress.ip_network(each.strip()) for each in text.split(",")]
+        found = [ipaddress.ip_network(each.strip()) for each in text.split(",")]
     except ValueError:
         raise ConfigurationError(
             f"--trusted-proxies: {text!r} should be networks such as 10.0.0.0/8, 10.1.2.3"
         ) from None
+    if any(network.prefixlen == 0 for network in found):
+        raise ConfigurationError(f"--trusted-proxies: {text!r} would let every client name its user")
+    return found
 
 
 def stable_digest(secret: bytes, *parts: str) -> str:

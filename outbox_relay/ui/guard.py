@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outbox_relay.domain.errors import RelayError
 from outbox_relay.service.logs import logger
-from outbox_relay.ui.access import Access, Refusal, is_bearer
+from outbox_relay.ui.access import Access, Refusal, TrustedProxy, is_bearer
 from outbox_relay.ui.users import User
 
 USER: Final = "outbox_relay.user"
@@ -144,9 +144,10 @@ class Guard:
     async def _user(self, request: HTTPConnection) -> User | Refusal:
         try:
             if self._tokens and is_bearer(request):
-                if not _is_api(request):
+                if _is_api(request):
+                    return await self._tokens.user(request)
+                if not isinstance(self._access, TrustedProxy):  # which may add a token of its own to each request
                     return Refusal(401, "a token is for paths below /api/v1")
-                return await self._tokens.user(request)
             return await self._access.user(request)
         except RelayError as error:  # its file cannot be read: who asks need not know which
             logger().error("ui.access_failed", reason=str(error))

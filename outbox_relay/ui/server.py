@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import stat
@@ -47,6 +48,10 @@ class Serving:
     show_payloads: bool = False
 
 
+HEADER_NAME: Final = re.compile(r"(?!(?:authorization|cookie)$)[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.IGNORECASE)
+"""The name of a header that clients do not use for something else."""
+
+
 def check(serving: Serving) -> None:
     """Raise ``ConfigurationError`` if options are missing or do not fit, or would open the page to any client."""
     if serving.auth == "none" and not is_loopback(serving.address[0]):
@@ -58,6 +63,10 @@ def check(serving: Serving) -> None:
         raise ConfigurationError("--auth basic needs --users FILE; outbox-relay ui-user NAME ROLE prints a line of it")
     if serving.auth == "proxy" and not (serving.proxy_header and serving.trusted_proxies):
         raise ConfigurationError("--auth proxy needs --proxy-header and --trusted-proxies")
+    if serving.proxy_header is not None and not HEADER_NAME.fullmatch(serving.proxy_header):
+        raise ConfigurationError(f"--proxy-header: {serving.proxy_header!r} is no name of a header, such as X-User")
+    if serving.trusted_proxies is not None:
+        read_networks(serving.trusted_proxies)
     if serving.auth != "proxy" and (serving.proxy_header or serving.trusted_proxies):
         raise ConfigurationError("--proxy-header and --trusted-proxies are for --auth proxy")
     if serving.auth == "none" and serving.users is not None:

@@ -129,6 +129,8 @@ def read_tokens(path: Path) -> dict[bytes, User]:
             raise ConfigurationError(
                 f"{path}, line {number}: a token has at least {TOKEN_CHARS} ASCII characters and no space"
             )
+        if token_digest(token) in found:
+            raise ConfigurationError(f"{path}, line {number}: the token is used twice")
         found[token_digest(token)] = user
     if not found:
         raise ConfigurationError(f"{path}: no token is in it; a line is ROLE:TOKEN")

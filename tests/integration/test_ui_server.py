@@ -34,6 +34,13 @@ PROXIES = {"proxy_header": "X-User", "trusted_proxies": "10.0.0.0/8"}
         ({"auth": "basic"}, "needs --users FILE"),
         ({"auth": "proxy"}, "needs --proxy-header and --trusted-proxies"),
         ({"auth": "proxy", "proxy_header": "X-User"}, "needs --proxy-header and --trusted-proxies"),
+        ({"address": ANYWHERE, "auth": "proxy", **PROXIES, "proxy_header": "X User"}, "is no name of a header"),
+        ({"address": ANYWHERE, "auth": "proxy", **PROXIES, "proxy_header": "X-User:"}, "is no name of a header"),
+        ({"address": ANYWHERE, "auth": "proxy", **PROXIES, "proxy_header": "Authorization"}, "is no name of a header"),
+        (
+            {"address": ANYWHERE, "auth": "proxy", **PROXIES, "trusted_proxies": "::/0"},
+            "let every client name its user",
+        ),
         ({"auth": "basic", "users": USERS, **PROXIES}, "are for --auth proxy"),
         ({"auth": "none", "users": USERS}, "--users is for --auth basic or proxy"),
     ],

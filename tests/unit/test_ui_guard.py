@@ -248,6 +248,19 @@ async def test_only_a_trusted_proxy_names_users(users: Path) -> None:
         assert (await page.get("/", headers={"x-user": "stranger"})).text == "stranger"
         assert (await page.get("/")).status_code == 401
         assert (await page.get("/", headers=[("x-user", "anna"), ("x-user", "bob")])).status_code == 401
+        assert (await page.get("/", headers=[(b"x-user", "jürgen".encode())])).text == "jürgen"
+
+
+async def test_a_proxy_may_add_a_token_of_its_own(tmp_path: Path) -> None:
+    """Goes red when it is taken for one of the file, which locks everybody out of the page."""
+    path = tmp_path / "tokens"
+    path.write_text(f"operator:{TOKEN}\n", encoding="utf-8")
+    access, tokens = TrustedProxy("X-User", read_networks("10.0.0.0/8")), Tokens(FileContent(path, read_tokens))
+    async with client(access, tokens=tokens, peer=("10.0.0.1", 5)) as page:
+        own = {"x-user": "anna", "authorization": "Bearer of.the.proxy"}
+        assert (await page.get("/", headers=own)).text == "anna"
+        assert (await page.get("/", headers={"authorization": f"Bearer {TOKEN}"})).status_code == 401
+        assert (await page.get("/api/v1/sinks", headers=own)).status_code == 401
 
 
 async def test_tokens_are_for_the_api_alone(tmp_path: Path) -> None:

@@ -68,7 +68,17 @@ def test_a_users_file_that_is_wrong_is_refused_with_its_line(tmp_path: Path, tex
     assert "secret" not in str(refused.value)
 
 
-@pytest.mark.parametrize("text", ["operator:short", f"admin:{TOKEN}", "", f"operator:{TOKEN} x", f"operator:{TOKEN}ü"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "operator:short",
+        f"admin:{TOKEN}",
+        "",
+        f"operator:{TOKEN} x",
+        f"operator:{TOKEN}ü",
+        f"viewer:{TOKEN}\noperator:{TOKEN}",
+    ],
+)
 def test_a_tokens_file_that_is_wrong_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         read_tokens(written(tmp_path / "tokens", text))
