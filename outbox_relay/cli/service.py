@@ -59,7 +59,7 @@ def _check(arguments: argparse.Namespace) -> int:
             loaded.database.require_dsn()
         except ConfigurationError as error:
             warnings.append(str(error))
-    problems = [*settings.dsn_faults(loaded), *problems]
+    problems = [*FILES.call(lambda: settings.dsn_faults(loaded)), *problems]
     for warning in warnings:
         say(f"warning: {warning}")
     for problem in [*unanswered, *problems]:

@@ -73,6 +73,16 @@ async def is_direct(connection: AsyncConnection[Any]) -> bool:
     return row is not None and row[0] == "on"
 
 
+def reaches_server(dsn: str) -> bool:
+    """Return True if a connection of ``dsn`` that has settings of its own can be made, as through no pooler. Blocks."""
+    try:
+        with psycopg.connect(direct(dsn), autocommit=True, connect_timeout=CONNECT_SECONDS) as connection:
+            row = connection.execute(f"select pg_catalog.current_setting('{MARK}', true)").fetchone()
+            return row is not None and row[0] == "on"
+    except psycopg.Error:
+        return False
+
+
 async def fix_settings(connection: AsyncConnection[Any]) -> None:
     """Set the settings of a direct connection that its startup packet cannot set.
 

@@ -17,17 +17,21 @@ def parsed(dsn: str) -> dict[str, Any]:
     """
     try:
         return conninfo_to_dict(dsn)
-    except UnicodeDecodeError:  # it would quote a part of the password
+    except UnicodeError:  # it would quote a part of the password
         raise psycopg.ProgrammingError("invalid connection option: not UTF-8") from None
 
 
 def fault(dsn: str) -> str | None:
     """Return what is wrong with ``dsn``, without quoting it; None if it can be parsed and its host can be one."""
     try:
-        host = str(parsed(dsn).get("host") or "")
+        given = parsed(dsn)
     except psycopg.Error:
         return f"it is not a connection string: {ENCODE}"
-    names = [name.strip().lstrip("@") for name in host.split(",")]  # that of an abstract socket begins with one
-    if any("@" in name for name in names):
-        return f"its host has an @, which probably belongs to the password (%40 there): {ENCODE}"
+    hosts, ports = (str(given.get(name) or "").split(",") for name in ("host", "port"))
+    names = [host.strip().lstrip("@") for host in hosts if not host.strip().startswith("/")]
+    is_uri = dsn.lower().startswith(("postgres://", "postgresql://"))
+    if any("@" in name for name in names) or (is_uri and "@" in str(given.get("dbname") or "")):
+        return f"it has an @ in a wrong place, which probably belongs to the password (%40 there): {ENCODE}"
+    if any(port.strip() and not port.strip().isdecimal() for port in ports):
+        return f"its port is not a number, so a part of the password was probably taken for it: {ENCODE}"
     return None

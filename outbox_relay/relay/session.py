@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from structlog.stdlib import BoundLogger
 
-from outbox_relay.domain.errors import first
+from outbox_relay.domain.errors import LeaseLost, SessionReset, first
 from outbox_relay.domain.in_flight import InFlight
 from outbox_relay.domain.measures import SinkMeasures
 from outbox_relay.domain.sink_spec import SinkSpec
@@ -55,12 +55,19 @@ class Start(NamedTuple):
     """The last id of an older numbering."""
 
 
+def is_loss(error: SessionReset) -> bool:
+    """Return True if ``error`` says that a shard was lost, or that a write met the loss: the server is the same."""
+    return type(error) in (LeaseLost, SessionReset)
+
+
 class Session:
     """The parts that live from one start at the stored positions to its end.
 
     They are built in the order of dependency. A session that follows ``before`` shares its slots while that finishes.
     """
 
+    loss: SessionReset | None = None
+    """The error of the settler of a queue that lost a shard, which the loop of the session handles."""
     _others: Sequence[asyncio.Task[None]] = ()
     """The tasks of the parts that a session without shards needs no more."""
 
@@ -123,11 +130,11 @@ class Session:
 
         Raises the failure that tells most.
         """
-        others = (self._dispatcher, self.settler, self._parked_limit, self._report, self._client_trouble)
+        others = (self._dispatcher, self._parked_limit, self._report, self._client_trouble)
         try:
             async with asyncio.TaskGroup() as tasks:
                 parked = tasks.create_task(self.parked.run())
-                self._others = [tasks.create_task(part.run()) for part in others]
+                self._others = [tasks.create_task(run()) for run in (self._settle, *(part.run for part in others))]
                 await loop(self)
                 for task in (parked, *self._others):
                     task.cancel()
@@ -135,6 +142,15 @@ class Session:
             raise first(group) from None
         finally:
             self._slow_requests.close()
+
+    async def _settle(self) -> None:
+        try:
+            await self.settler.run()
+        except SessionReset as error:
+            if not (self.context.spec.queued and is_loss(error)):
+                raise
+            self.loss = error
+            self.context.leases.wake.set()
 
     async def finish(self) -> None:
         """Deliver and settle the rows that are under way. Another session claims rows by now."""

@@ -19,7 +19,6 @@ from structlog.stdlib import BoundLogger
 from outbox_relay.domain.errors import (
     DatabaseUnusable,
     IncarnationChanged,
-    LeaseLost,
     RelayError,
     Reloaded,
     SessionReset,
@@ -35,7 +34,7 @@ from outbox_relay.relay.attempt_recorder import AttemptRecorder
 from outbox_relay.relay.leases import LeaseManager
 from outbox_relay.relay.parked import ParkedDeliveries
 from outbox_relay.relay.running_sessions import NextConfiguration, RunningSessions
-from outbox_relay.relay.session import Session, Start
+from outbox_relay.relay.session import Session, Start, is_loss
 from outbox_relay.relay.shared_limits import SharedLimits
 from outbox_relay.relay.sink_fault import SinkFault
 from outbox_relay.relay.sink_leases import SinkLeases
@@ -202,6 +201,8 @@ class SinkRelay:
                 if start.server == before.server:
                     return start
                 raise IncarnationChanged(f"sink {self.spec.name}: the database is another one")
+        with suppress(StatementFailed):  # otherwise they would be renewed until the rows under way are settled
+            await self.lease_manager.release(self.leases, set(self.leases.held))
         return None
 
     async def _prepare(self) -> Start:
@@ -253,29 +254,36 @@ class SinkRelay:
             if leases.take_probe_request():
                 session.breaker.probe_now()
             try:
+                if session.loss is not None:
+                    raise session.loss
                 await log_reader.adopt()
                 if leases.held:
                     self._fault.shards_are_owned()
                 reads = await log_reader.step()
-            except LeaseLost as error:
-                return await self._follow_loss(parked, error)
+            except SessionReset as error:
+                return await self._follow_loss(session, error)
             if not reads:
                 await leases.wait_for_wake(
                     DRAIN_SECONDS if log_reader.draining or self.stopping.is_set() else LOOK_SECONDS
                 )
         return False
 
-    async def _follow_loss(self, parked: ParkedDeliveries, loss: LeaseLost) -> bool:
-        """Return True if another session follows one of a queue that lost a shard. Raise ``loss`` if none does.
+    async def _follow_loss(self, session: Session, error: SessionReset) -> bool:
+        """Return True once another session follows one of a queue that lost a shard. Raise ``error`` if none does.
 
-        The rows under way are not concerned: only the loop of a queue writes positions. After a rename, the shards have
-        gone to the new name.
+        The rows under way are not concerned. After a rename, the shards have gone to the new name.
         """
-        if not (self.spec.queued and self._sessions.may_follow(parked.under_way, queued=True)):
-            raise loss
-        with suppress(StatementFailed):
+        parked, may_follow = session.parked, self._sessions.may_follow
+        if not (self.spec.queued and is_loss(error)):
+            raise error
+        with suppress(StatementFailed, DatabaseUnusable):
             await self.lease_manager.refresh()
-        return self._follow(parked, loss)
+        if not may_follow(parked.under_way, queued=True):
+            self.log.warning("config.waits", requests=session.limiter.taken)
+        while not (may_follow(parked.under_way, queued=True) or self.stopping.is_set()):
+            self.leases.wake.clear()
+            await self.leases.wait_for_wake(LOOK_SECONDS)
+        return self._follow(parked, error)
 
     def _may_follow(self, parked: ParkedDeliveries, following: SinkSpec) -> bool:
         """Return True if a session with ``following`` may take the place of the present one, which has no shards."""
@@ -288,8 +296,9 @@ class SinkRelay:
         if not self.spec.queued or (not parked.under_way and len(self._sessions) <= 1):
             raise reason
         self.restarts[reason.reason] += 1
-        self.log.info("sink.followed", reason=str(reason), requests=parked.under_way)
-        self._waits_since = time.monotonic()
+        requests = self.session.limiter.taken if self.session else parked.under_way
+        self.log.info("sink.followed", reason=str(reason), requests=requests)
+        self._waits_since = time.monotonic() if isinstance(reason, Reloaded) else float("inf")
         return True
 
     def _adopt_reload(self, parked: ParkedDeliveries) -> bool:
@@ -383,16 +392,7 @@ class SinkRelay:
         if self.leases.held:
             await self.lease_manager.release(self.leases, set(self.leases.held))
 
-    # -- limits across relays ---------------------------------------------------------------------------------
-
     async def keep_limits(self) -> None:
-        """Keep the limits of the sink for all its sessions, and for those of its replays, until cancelled.
-
-        Raises ``DatabaseUnavailable``.
-        """
+        """Keep the limits for all sessions, those of replays too, until cancelled. Raises ``DatabaseUnavailable``."""
         caller.set(self._caller)
         await self.limits.run()
-
-    async def leave_limits(self) -> None:
-        """Give up what this relay has of the limits, once ``keep_limits`` and all replays have ended."""
-        await self.limits.leave()

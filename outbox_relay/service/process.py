@@ -223,7 +223,7 @@ class Service:
         if limits:
             await asyncio.wait(limits, timeout=STEP_SECONDS)
         await asyncio.gather(
-            *(self._last_step(f"limits of {name}", each.leave_limits) for name, each in self._relays.items())
+            *(self._last_step(f"limits of {name}", each.limits.leave) for name, each in self._relays.items())
         )
         await self._last_step("this relay's row", self._relays.unregister)
 

@@ -39,6 +39,8 @@ WAITING_MOST: Final = 16
 """Maximum number of requests whose password waits to be hashed."""
 HEADER_BYTES: Final = 4096
 """Maximum length of a header that names a user."""
+BLANK: Final = " \t"
+"""Blanks around the value of a header. Other ones may be bytes of UTF-8."""
 UNKNOWN: Final = "scrypt$16384$8$5$AAAAAAAAAAAAAAAAAAAAAA==$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="
 """A hash that no password has. An unknown name takes as long as a known one."""
 
@@ -167,9 +169,9 @@ class TrustedProxy:
         if not self._is_trusted(client_address(request)):
             return Refusal(403, "requests are answered only if they come through the proxy")
         names = request.headers.getlist(self._header)
-        if len(names) != 1 or not names[0].strip() or len(names[0]) > HEADER_BYTES:
+        if len(names) != 1 or not names[0].strip(BLANK) or len(names[0]) > HEADER_BYTES:
             return Refusal(401, f"the proxy has not named a user in {self._header}")
-        name = _decoded(names[0].strip())
+        name = _decoded(names[0].strip(BLANK))
         account = (await FILES.acall(self._users.current)).get(name) if self._users else None
         return account.user if account else User("".join(c if c.isprintable() else "?" for c in name)[:64], "viewer")
 
@@ -266,7 +268,9 @@ def read_networks(text: str) -> list[Network]:
         raise ConfigurationError(
             f"--trusted-proxies: {text!r} should be networks such as 10.0.0.0/8, 10.1.2.3"
         ) from None
-    if any(network.prefixlen == 0 for network in found):
+    old = ipaddress.collapse_addresses(each for each in found if isinstance(each, ipaddress.IPv4Network))
+    new = ipaddress.collapse_addresses(each for each in found if isinstance(each, ipaddress.IPv6Network))
+    if any(each.prefixlen == 0 for each in (*old, *new)):
         raise ConfigurationError(f"--trusted-proxies: {text!r} would let every client name its user")
     return found
 

@@ -48,8 +48,9 @@ class Serving:
     show_payloads: bool = False
 
 
-HEADER_NAME: Final = re.compile(r"(?!(?:authorization|cookie)$)[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.IGNORECASE)
-"""The name of a header that clients do not use for something else."""
+HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+OF_CLIENTS: Final = frozenset(("authorization", "cookie", "host", "origin", "referer", "user-agent"))
+"""Names of headers that browsers send by themselves."""
 
 
 def check(serving: Serving) -> None:
@@ -63,8 +64,9 @@ def check(serving: Serving) -> None:
         raise ConfigurationError("--auth basic needs --users FILE; outbox-relay ui-user NAME ROLE prints a line of it")
     if serving.auth == "proxy" and not (serving.proxy_header and serving.trusted_proxies):
         raise ConfigurationError("--auth proxy needs --proxy-header and --trusted-proxies")
-    if serving.proxy_header is not None and not HEADER_NAME.fullmatch(serving.proxy_header):
-        raise ConfigurationError(f"--proxy-header: {serving.proxy_header!r} is no name of a header, such as X-User")
+    header = serving.proxy_header
+    if header is not None and (not HEADER_NAME.fullmatch(header) or header.lower() in OF_CLIENTS):
+        raise ConfigurationError(f"--proxy-header: {header!r} is no name of a header, such as X-User")
     if serving.trusted_proxies is not None:
         read_networks(serving.trusted_proxies)
     if serving.auth != "proxy" and (serving.proxy_header or serving.trusted_proxies):

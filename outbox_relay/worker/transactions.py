@@ -43,7 +43,7 @@ class Transactions:
     def __init__(self, dsn: str, consumer: str) -> None:
         try:
             given = conninfo_to_dict(dsn)
-        except (psycopg.Error, UnicodeDecodeError):
+        except (psycopg.Error, UnicodeError):
             raise Unusable("dsn is not a connection string of PostgreSQL") from None
         self._dsn = dsn
         self._named: dict[str, Any] = {"fallback_application_name": f"outbox-relay handler {consumer}"}

@@ -451,6 +451,18 @@ def test_nothing_of_django_writes_rows(model: Any) -> None:
             write()
 
 
+def test_the_command_runs_directly_although_django_uses_no_cursors_of_the_server(
+    database: Database, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goes red when a pooler is taken for granted: behind one, the settings of the database would be refused."""
+    query(database, f"alter database {database.name} set timezone = 'Europe/Berlin'")
+    django_site.place(DEFAULT_DB_ALIAS, database)
+    monkeypatch.setitem(connections[DEFAULT_DB_ALIAS].settings_dict, "DISABLE_SERVER_SIDE_CURSORS", True)
+    call_command("outbox", "status", "--json")
+    assert json.loads(capfd.readouterr().out)["sinks"] == {}
+    connections.close_all()
+
+
 def test_the_command_runs_behind_a_pooler_of_transactions(
     database: Database, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

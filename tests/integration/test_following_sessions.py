@@ -305,6 +305,74 @@ async def test_a_lost_shard_cuts_no_job(database: Database) -> None:
         assert jobs.began == ["long", "a"]
 
 
+async def test_a_rename_that_takes_long_cuts_no_job(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The settler waits behind a window that finds no shard. Goes red when it ends the session before the loop does."""
+    monkeypatch.setattr("outbox_relay.relay.settler.FORWARD_SECONDS", 0.1)
+    jobs = Jobs()
+    sink = ClosingSink(jobs)
+    queue = replace(QUEUE, name="old")
+    async with running(database.dsn, (queue, sink), lease_seconds=15.0, expects={"reload", "lease_lost"}) as harness:
+        [relay] = harness.relays
+        emit(database, ["long"])
+        await becomes(lambda: jobs.began == ["long"], "the job is under way")
+        await harness.owns_all()
+        with database.connect() as renaming:
+            renaming.execute("select outbox.rename_sink('old', 'new', 'tester', 'why not')")
+            short = emit(database, ["a"])
+            assert relay.session is not None
+            turn = vars(relay.session.settler)["_one_at_a_time"]  # nothing else tells who waits for it
+            await becomes(lambda: bool(vars(turn)["_waiters"]), "the settler waits behind the window")
+            renaming.commit()
+        await delivered(sink, short)
+        await becomes(lambda: relay.spec.name == "new", "the name is known")
+        jobs.end.set()
+        await has(database, ALL_SETTLED)
+        assert jobs.began == ["long", "a"]
+
+
+async def test_a_loss_at_the_bound_of_sessions_waits(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goes red when it ends all of them, with their jobs."""
+    monkeypatch.setattr("outbox_relay.relay.running_sessions.MOST_SESSIONS", 2)
+    jobs = Jobs()
+    sink = ClosingSink(jobs)
+    with capture_logs() as lines:
+        async with running(database.dsn, (QUEUE, sink), lease_seconds=LEASE, expects={"lease_lost"}) as harness:
+            [relay] = harness.relays
+            for number in range(2):
+                emit(database, [f"long {number}"])
+                await becomes(lambda: len(jobs.began) == number + 1, "the job is under way")  # noqa: B023
+                await harness.owns_all()
+                query(database, "update outbox.shard set epoch = epoch + 1 where shard = 7")
+                await becomes(
+                    lambda: relay.restarts["lease_lost"] or [1 for line in lines if line["event"] == "config.waits"],
+                    "the loss is known",
+                )
+            await becomes(lambda: [1 for line in lines if line["event"] == "config.waits"], "the log says it")
+            jobs.end.set()
+            await delivered(sink, emit(database, ["a"]))
+            await has(database, ALL_SETTLED)
+    assert jobs.began == ["long 0", "long 1", "a"]
+
+
+async def test_a_loss_as_the_relay_stops_frees_the_other_shards(database: Database) -> None:
+    """Goes red when they are renewed until the job has ended: no other relay would serve the queue."""
+    jobs = Jobs()
+    sink = ClosingSink(jobs)
+    async with running(database.dsn, (QUEUE, sink), lease_seconds=LEASE) as harness:
+        [relay] = harness.relays
+        [long] = emit(database, ["long"])
+        await becomes(lambda: jobs.began == ["long"], "the job is under way")
+        await harness.owns_all()
+        query(database, "update outbox.shard set epoch = epoch + 1 where shard = 7")
+        relay.leases.lose(7, relay.leases.held[7].epoch)  # as the next renewal finds
+        stopping = asyncio.create_task(harness.stop(60))
+        await has(database, "select 1 from outbox.shard where lease_until > now() having count(*) <= 1")
+        assert not stopping.done()
+        jobs.end.set()
+        await stopping
+        assert ids(sink) == [long]
+
+
 async def test_a_relay_that_stops_waits_for_the_jobs_of_every_session(database: Database) -> None:
     jobs = Jobs()
     first, second = ClosingSink(jobs), ClosingSink(jobs)

@@ -256,7 +256,7 @@ class RelayHarness:
             task.cancel()
         await asyncio.gather(*limits, return_exceptions=True)
         for relay in self.relays:
-            await relay.leave_limits()
+            await relay.limits.leave()
         await self.lease_manager.leave()
         await self.crash()
 

@@ -202,7 +202,8 @@ def test_what_a_shell_would_read_is_not_taken_from_the_environment(tmp_path: Pat
 
 
 MALFORMED = "it is not a connection string"
-AT_IN_HOST = "its host has an @, which probably belongs to the password"
+AT_IN_HOST = "it has an @ in a wrong place, which probably belongs to the password"
+NO_PORT = "its port is not a number, so a part of the password was probably taken for it"
 
 
 @pytest.mark.parametrize(
@@ -212,6 +213,11 @@ AT_IN_HOST = "its host has an @, which probably belongs to the password"
         ("host=db.internal password=a hunter2canary dbname=x", MALFORMED),
         ("postgresql://u:a@hunter2canary@db.internal/x", AT_IN_HOST),
         ("postgresql://u@db.internal,hunter2canary@db.internal/x", AT_IN_HOST),
+        ("postgresql://u:a@ss/hunter2canary@db.internal/x", AT_IN_HOST),
+        ("postgresql://u:a@ss:hunter2canary/x", NO_PORT),
+        ("postgresql://hunter2canary/word@db.internal/x", AT_IN_HOST),
+        ("host=db.internal port=hunter2canary user=x", NO_PORT),
+        ("postgresql://me@server:hunter2canary@db.internal/x", NO_PORT),
     ],
 )
 def test_a_connection_string_with_a_password_that_is_not_encoded_is_refused_without_it(
@@ -231,7 +237,13 @@ def test_a_connection_string_with_a_password_that_is_not_encoded_is_refused_with
     assert CANARY not in printed.out + printed.err
 
 
-@pytest.mark.parametrize("dsn", ["host=@socket", "postgresql:///x?host=@outbox,/run/postgresql", "service=shop"])
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        *("host=@socket", "postgresql:///x?host=@outbox,/run/a@b", "service=shop", "host=[::1] port=5432,"),
+        *("postgresql://me%40server:p%40@h,i:5433/x", "host=h dbname=a@b"),
+    ],
+)
 def test_connection_strings_that_can_be_one(tmp_path: Path, dsn: str) -> None:
     path = tmp_path / "relay.toml"
     path.write_text(f'[database]\ndsn = "{dsn}"\n')

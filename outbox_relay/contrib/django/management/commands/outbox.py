@@ -13,6 +13,7 @@ from django.db import DEFAULT_DB_ALIAS, connections
 
 from outbox_relay.cli.entry import escape_unencodable, main
 from outbox_relay.contrib.django.databases import dsn_of, is_pooled
+from outbox_relay.postgres.connection import reaches_server
 
 POOLER: Final = "OUTBOX_RELAY_DATABASE__POOLER"
 COMMANDS: Final = frozenset((
@@ -24,8 +25,8 @@ COMMANDS: Final = frozenset((
 
 @contextmanager
 def _pooler_named(alias: str) -> Generator[None]:
-    """Name the pooler of a database in the environment, as the command reads it, unless that names one itself."""
-    if not is_pooled(alias) or POOLER in os.environ:
+    """Name the pooler of a database, if there is one, in the environment, as the command reads it."""
+    if not is_pooled(alias) or POOLER in os.environ or reaches_server(dsn_of(alias)):
         yield
         return
     os.environ[POOLER] = "transaction"
