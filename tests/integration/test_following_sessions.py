@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -320,8 +321,8 @@ async def test_a_rename_that_takes_long_cuts_no_job(database: Database, monkeypa
             renaming.execute("select outbox.rename_sink('old', 'new', 'tester', 'why not')")
             short = emit(database, ["a"])
             assert relay.session is not None
-            turn = vars(relay.session.settler)["_one_at_a_time"]  # nothing else tells who waits for it
-            await becomes(lambda: bool(vars(turn)["_waiters"]), "the settler waits behind the window")
+            turn: Any = vars(relay.session.settler)["_one_at_a_time"]  # nothing else tells who waits for it
+            await becomes(lambda: bool(turn._waiters), "the settler waits behind the window")
             renaming.commit()
         await delivered(sink, short)
         await becomes(lambda: relay.spec.name == "new", "the name is known")
