@@ -180,7 +180,7 @@ class SinkRelay:
                     await session.finish()
 
             await session.run(loop)
-        with suppress(StatementFailed):  # they are given back later, or come back when their leases lapse
+        with suppress(StatementFailed, DatabaseUnusable):  # they are given back later, or come back by themselves
             await sessions.give_back(self.store, self.spec.name, self.lease_manager.relay)
         await sessions.close_retired()
 
