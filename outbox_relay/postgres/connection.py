@@ -50,6 +50,7 @@ class Connection(AsyncConnection[Any]):
 
 MARK: Final[LiteralString] = "outbox.direct"
 """The setting by which a direct connection knows that its startup packet has reached the server."""
+IS_DIRECT: Final[LiteralString] = "select pg_catalog.current_setting('outbox.direct', true) is not distinct from 'on'"
 
 
 def direct(dsn: str, more_options: str = "") -> str:
@@ -69,16 +70,16 @@ def direct(dsn: str, more_options: str = "") -> str:
 
 async def is_direct(connection: AsyncConnection[Any]) -> bool:
     """Return False if a pooler ignores the settings in the startup packet of a connection."""
-    row = await (await connection.execute(f"select pg_catalog.current_setting('{MARK}', true)")).fetchone()
-    return row is not None and row[0] == "on"
+    row = await (await connection.execute(IS_DIRECT)).fetchone()
+    return bool(row and row[0])
 
 
 def reaches_server(dsn: str) -> bool:
     """Return True if a connection of ``dsn`` that has settings of its own can be made, as through no pooler. Blocks."""
     try:
         with psycopg.connect(direct(dsn), autocommit=True, connect_timeout=CONNECT_SECONDS) as connection:
-            row = connection.execute(f"select pg_catalog.current_setting('{MARK}', true)").fetchone()
-            return row is not None and row[0] == "on"
+            row = connection.execute(IS_DIRECT).fetchone()
+            return bool(row and row[0])
     except psycopg.Error:
         return False
 
