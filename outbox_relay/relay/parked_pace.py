@@ -21,6 +21,8 @@ BATCH_ROWS = 100
 REST_FACTOR = 16
 """Rest after such a claim, as a multiple of its duration."""
 MOST_REST_SECONDS = 0.05
+FAIR_PREFETCH = 4
+"""One in this number of requests is sent ahead where tenants take turns, for the same reason."""
 PREFETCH_CALL_SECONDS = 0.02
 """Mean duration of requests, with their waits, up to which some are sent ahead. Rows that wait are kept from others."""
 LEAST_SECONDS = 0.0005
@@ -39,7 +41,13 @@ def _prefetch_of(context: DeliveryContext) -> Callable[[], int] | None:
     sink, limiter = context.sink, context.limiter
     if not (context.spec.queued and isinstance(sink, Prefetches)):
         return None
-    return lambda: 0 if context.limits.active or limiter.reduced_limit is not None or limiter.shared else sink.prefetch
+    parts = FAIR_PREFETCH if context.spec.fair else 1
+
+    def prefetch() -> int:
+        is_bounded = context.limits.active or limiter.reduced_limit is not None or limiter.shared
+        return 0 if is_bounded else sink.prefetch // parts
+
+    return prefetch
 
 
 class ParkedPace:

@@ -206,6 +206,15 @@ async def test_requests_are_sent_ahead_only_without_another_limit(change: str, a
     assert pace.free == deliveries.limiter.limit + ahead
 
 
+def test_less_is_sent_ahead_where_tenants_take_turns() -> None:
+    """Goes red when a tenant's row waits for as many of another tenant as all slots hold."""
+    deliveries = Deliveries(queued=True, slots=4, fair=True)
+    deliveries.parked._context.sink.prefetch = 4
+    pace = ParkedPace.for_sink(deliveries.parked._context)
+    pace.observe(-9.0)  # no time at all
+    assert pace.free == 4 + 1
+
+
 def test_nothing_is_sent_ahead_for_the_log() -> None:
     """Goes red when the events of a log find no slot."""
     deliveries = Deliveries(slots=4)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.processes
 NOT_TRIED = Unavailable(BUSY, behind=True, untouched=True)
 """The verdict of a call that waited in a worker for too long."""
 SLOTS = 4
-"""The sink makes as many calls at once, and takes one ahead."""
+"""The sink makes as many calls at once, and takes as many ahead."""
 
 
 @asynccontextmanager
@@ -55,7 +55,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_call_that_is_sent_ahead_begins_when_another_has_ended(tmp_path: Path) -> None:
     """Goes red when a worker makes more calls at once than ``max_in_flight``, or none in place of one that ends."""
     async with busy_sink(tmp_path) as (running, calls):
-        assert running.sink.prefetch == 1
+        assert running.sink.prefetch == SLOTS
         ahead = asyncio.ensure_future(running.deliver("wait"))
         await waits(running)
         tell(running)
@@ -104,23 +104,26 @@ async def test_a_reset_ends_calls_that_wait(tmp_path: Path) -> None:
         assert running.notes("received") == ["first", "last"]
 
 
-async def test_a_second_call_is_not_sent_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_more_calls_are_sent_ahead_than_a_worker_makes_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Goes red when rows in any number wait where no other relay can get them."""
     monkeypatch.setattr(worker_process, "PREFETCH_SECONDS", 60.0)
     monkeypatch.setattr(pool, "WAIT_SECONDS", 0.1)
     async with busy_sink(tmp_path) as (running, calls):
-        ahead = asyncio.ensure_future(running.deliver("ahead"))
-        await waits(running)
-        assert await running.deliver("second") == Unavailable(BUSY, behind=True)
+        ahead = [asyncio.ensure_future(running.deliver("ahead")) for _ in range(SLOTS)]
+        [process] = running.sink.processes
+        await becomes_false(lambda: len(process.calls) < 2 * SLOTS, "they are sent ahead")
+        assert await running.deliver("another") == Unavailable(BUSY, behind=True)
         tell(running)
-        assert await asyncio.gather(*calls, ahead) == [DELIVERED] * (SLOTS + 1)
+        assert await asyncio.gather(*calls, *ahead) == [DELIVERED] * (2 * SLOTS)
 
 
 async def test_nothing_is_sent_ahead_while_a_worker_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Goes red when calls wait in one worker although another one will take them soon."""
     monkeypatch.setattr(pool, "FIRST_DELAY_SECONDS", 60.0)
     async with python_sink("asynchronous", tmp_path, workers=2) as running:
-        await becomes_false(lambda: running.sink.prefetch != 2, "both workers are ready")
+        await becomes_false(lambda: running.sink.prefetch != 8, "both workers are ready")
         os.kill(running.pids[0], signal.SIGKILL)
         await becomes_false(lambda: len(running.sink.processes) > 1, "one of them is away")
         assert running.sink.prefetch == 0
@@ -130,7 +133,7 @@ async def test_nothing_is_sent_ahead_while_a_worker_is_away(tmp_path: Path, monk
 async def test_workers_together_make_as_many_calls_as_the_sink_says(tmp_path: Path) -> None:
     """Goes red when the shares of the workers are rounded up."""
     async with python_sink("asynchronous", tmp_path, max_in_flight=9, workers=2) as running:
-        await becomes_false(lambda: running.sink.prefetch != 2, "both workers are ready")
+        await becomes_false(lambda: running.sink.prefetch != 9, "both workers are ready")
         calls = [asyncio.ensure_future(running.deliver("wait")) for _ in range(11)]
         await running.noted("steps", 9)
         await becomes_false(lambda: sum(len(p.calls) for p in running.sink.processes) < 11, "all calls are sent")

@@ -16,8 +16,6 @@ FIRST_DELAY_SECONDS, MOST_DELAY_SECONDS = 0.1, 30.0
 """Delay before a worker that ended is started again, doubled until one answers a call, and its limit."""
 WAIT_SECONDS = 5.0
 """Maximum wait of a call for a worker."""
-PREFETCH_SHARE = 4
-"""A process gets one call ahead for this number of calls that it makes at once."""
 STARTING = "every worker is being started"
 BUSY = "every worker is busy"
 
@@ -28,8 +26,9 @@ OnEnd = Callable[[str, float], None]
 class WorkerPool:
     """``workers`` processes that make ``most`` calls at once, each its share, and with a plain handler one per thread.
 
-    A process that ``prefetches`` gets some calls more, which wait there. Without them, the place of a call that ends
-    would be empty until the relay has heard of it and sent the next one.
+    A process that ``prefetches`` gets as many calls more, which wait there. Without them, the place of a call that ends
+    would be empty until the relay has heard of it and sent the next one. With fewer, the relay and the process would
+    wait for each other if all calls end together.
 
     Calls that find no worker wait in a queue. One of them is woken for each call that ends.
     """
@@ -177,7 +176,7 @@ class WorkerPool:
 
     def _ahead(self, process: WorkerProcess) -> int:
         """Return how many calls may wait in a process."""
-        return process.share // PREFETCH_SHARE if self._prefetches else 0
+        return process.share if self._prefetches else 0
 
     async def _keep(self, number: int) -> None:
         """Run one worker after another until cancelled. No error ends this: the sink would have a worker less."""
