@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import getpass
 import ipaddress
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from outbox_relay.domain.errors import ConfigurationError
 LISTEN = ("127.0.0.1", 8090)
 PASSWORD_CHARS = 12
 """Least length of a new password."""
+ROOT_PATH = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._~-]+)+")
 
 
 def add(commands: Any) -> None:
@@ -33,6 +35,10 @@ def add(commands: Any) -> None:
     ui.add_argument("--token-file", type=Path, metavar="FILE", help="lines ROLE:TOKEN, for /api with a bearer token")
     ui.add_argument("--proxy-header", type=text, metavar="NAME", help="the header in which the proxy names the user")
     ui.add_argument("--trusted-proxies", type=text, metavar="CIDR,…", help="networks of the proxies that are believed")
+    ui.add_argument(
+        "--root-path", type=_root_path, metavar="PATH", default="",
+        help="path at which a proxy serves the page; the proxy removes it from requests",
+    )  # fmt: skip
     ui.add_argument("--read-only", action="store_true", help="refuse every action")
     ui.add_argument("--show-payloads", action="store_true", help="show payloads and headers to operators")
     ui.set_defaults(extra="ui")
@@ -59,6 +65,14 @@ def _address(value: str) -> tuple[str, int]:
         ) from None
 
 
+def _root_path(value: str) -> str:
+    """Return the path without a slash at its end."""
+    path = value.rstrip("/")
+    if path and not ROOT_PATH.fullmatch(path):
+        raise argparse.ArgumentTypeError("should be a path of letters, digits and ._~-, such as /outbox")
+    return path
+
+
 def _ui(arguments: argparse.Namespace) -> int:
     from outbox_relay.service import logs
     from outbox_relay.ui.server import Serving, serve
@@ -75,6 +89,7 @@ def _ui(arguments: argparse.Namespace) -> int:
         arguments.trusted_proxies,
         arguments.read_only,
         arguments.show_payloads,
+        arguments.root_path,
     )
     serve(
         serving, database.dsn, pooler=database.pooler == "transaction", say=lambda address: print(address, flush=True)

@@ -46,6 +46,7 @@ class Serving:
     trusted_proxies: str | None = None
     read_only: bool = False
     show_payloads: bool = False
+    root_path: str = ""
 
 
 HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -126,7 +127,7 @@ def serve(serving: Serving, dsn: Callable[[], str], *, pooler: bool, say: Callab
     say(f"http://{shown}:{listening.getsockname()[1]}/")
     for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn stops at them, and raises them again when it has stopped
         signal.signal(number, _end)
-    uvicorn.Server(configuration(app)).run(sockets=[listening])
+    uvicorn.Server(configuration(app, serving.root_path)).run(sockets=[listening])
 
 
 def _end(_number: int, _frame: FrameType | None) -> None:
@@ -158,10 +159,14 @@ class TimedProtocol(H11Protocol):
         self.loop.call_later(WATCH_SECONDS, self._watch)
 
 
-def configuration(app: ASGIApp) -> uvicorn.Config:
-    """Return the settings of uvicorn, which bound connections and times."""
+def configuration(app: ASGIApp, root_path: str = "") -> uvicorn.Config:
+    """Return the settings of uvicorn, which bound connections and times.
+
+    ``root_path`` is the path that a proxy has removed from each request.
+    """
     return uvicorn.Config(
         app,
+        root_path=root_path,
         http=TimedProtocol,
         ws="none",
         log_config=None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import re
 import signal
 import subprocess
 import sys
@@ -127,6 +128,21 @@ def test_a_process_serves_the_page_until_a_signal_and_needs_no_database_to_start
         assert answered(port, "/", host="evil.example")[0] == 421
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
+
+
+def test_links_lead_through_a_proxy_that_serves_the_page_below_a_path() -> None:
+    with serving("--root-path", "/ops/outbox/") as (_, port):
+        assert answered(port, "/static/page.css")[0] == 200
+        _, page = answered(port, "/")
+        linked = set(re.findall(r'(?:href|src|action)="(/[a-z]*)', page))
+        assert (linked, 'href="/ops/outbox/static/page.css"' in page) == ({"/ops"}, True)
+        assert '"url": "/ops/outbox/api/v1"' in answered(port, "/api/v1/openapi.json")[1]
+
+
+@pytest.mark.parametrize("path", ["outbox", "//outbox", "/a/../b", "/.", "/a b", "/ä", "/a?b", '/"onload=', "/a\n"])
+def test_a_root_path_that_is_none_is_refused(path: str) -> None:
+    ended = inside("ui", "--dsn", "host=/nowhere", "--root-path", path)
+    assert (ended.code, "--root-path: should be a path of letters" in ended.err) == (2, True), ended.err
 
 
 @pytest.mark.slow  # two processes
