@@ -24,20 +24,21 @@ if TYPE_CHECKING:
 def add(group: Any, states: Sequence[str]) -> None:
     """Add the commands of this module."""
     retry = add_command(group, "retry", _retry, "retry dead letters now and reset their attempt counts")
-    _add_selection(retry, ("dead", "waiting"))
+    _add_selection(retry, ("dead", "waiting"), ("dead",))
     retry.add_argument(
         "--rate", type=number_between(0.01, 100_000), metavar="N", help="at most N deliveries per second become due"
     )
     add_reason(retry)
     discard = add_command(group, "discard", _discard, "discard dead letters or other deliveries, recorded in the audit")
-    _add_selection(discard, states)
+    _add_selection(discard, states, ("dead", "scheduled"))
     discard.add_argument("--reason", type=text, metavar="TEXT", required=True, help="recorded, and shown by why")
 
 
-def _add_selection(parser: argparse.ArgumentParser, states: Sequence[str]) -> None:
+def _add_selection(parser: argparse.ArgumentParser, states: Sequence[str], of_uids: Sequence[str]) -> None:
+    """Add uids, a filter and ``--state``. Without it, uids select rows in the states ``of_uids``."""
     parser.add_argument("uids", type=uid, nargs="*", metavar="UID", help="only these events")
     add_filter(parser)
-    add_state(parser, states)
+    add_state(parser, states, of_uids)
     parser.set_defaults(states=states)
     parser.add_argument("--dry-run", action="store_true", help="only count")
     add_yes(parser)
@@ -68,19 +69,16 @@ def _run(arguments: argparse.Namespace, verb: str, done: str, act: Act) -> int:
     from outbox_relay import admin
 
     wanted = read_filter(arguments)
+    state = " or ".join(wanted["states"])
     matched = query(arguments, lambda store: admin.count_deliveries(store, wanted))
     if arguments.dry_run:
         said = {"matched": matched.count, "exact": matched.exact}
         matches = "matches" if matched.count == 1 else "match"
-        print(
-            json.dumps(said)
-            if arguments.json
-            else f"{matched} {arguments.state} {_deliveries(matched.count)} {matches}"
-        )
+        print(json.dumps(said) if arguments.json else f"{matched} {state} {_deliveries(matched.count)} {matches}")
         return DONE
     if not matched.count and matched.exact:
-        return _none(arguments, wanted)
-    question = f"{verb} {matched} {arguments.state} {_deliveries(matched.count)}?"
+        return _none(arguments, wanted, state)
+    question = f"{verb} {matched} {state} {_deliveries(matched.count)}?"
     if not arguments.uids and not confirmed(arguments, question):
         say("no delivery was changed")
         return FAILED
@@ -99,7 +97,7 @@ def _run(arguments: argparse.Namespace, verb: str, done: str, act: Act) -> int:
     return _report(arguments, wanted, done, result) or (NOT_FOUND if unknown else DONE)
 
 
-def _none(arguments: argparse.Namespace, wanted: Filter) -> int:
+def _none(arguments: argparse.Namespace, wanted: Filter, state: str) -> int:
     """Report that no delivery matches, and where the named events are."""
     from outbox_relay import admin
 
@@ -111,7 +109,7 @@ def _none(arguments: argparse.Namespace, wanted: Filter) -> int:
     if arguments.json:
         print(json.dumps({"done": 0, "left": 0}))
     else:
-        print(f"no {arguments.state} delivery matches")
+        print(f"no {state} delivery matches")
     return DONE
 
 
