@@ -82,7 +82,8 @@ def markdown(outcome: Outcome) -> str:
             _table(["fault", "injected", *(f"duplicates, {sink}" for sink in sinks)], faults),
             "Seconds until an event that was emitted after the fault had arrived, of faults that struck alone:",
             _table(RECOVERY_HEAD, _rows(_recoveries(outcome, outcome.record.alone))),
-            "The same of all faults, the next of which came before all was well:",
+            "The same for all faults, most of which were followed by another before the system had recovered. The"
+            " promise is not about these:",
             _table(RECOVERY_HEAD, _rows(_recoveries(outcome, outcome.record.strikes))),
         ]
     )

@@ -15,6 +15,8 @@ import pytest
 
 from outbox_relay import outbox
 from outbox_relay.admin import status
+from outbox_relay.admin.doctor.render import findings_text
+from outbox_relay.admin.render import status_text
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.log_events import LOG_EVENTS
 from outbox_relay.domain.outcomes import DELIVERED, Refused, Verdict
@@ -73,6 +75,23 @@ def uids(sink: MemorySink) -> list[str]:
     return [event.uid for event in sink.delivered]
 
 
+def in_trouble() -> str:
+    """Return the block with the status of sinks in trouble."""
+    [shown] = [block.text for block in blocks(PAGE) if "last error of crm" in block.text]
+    return shown
+
+
+def test_the_status_of_sinks_in_trouble_is_as_shown() -> None:
+    [healthy] = re.findall(r"^\{.*\"last_error_at\".*\}$", text("docs/commands.md"), re.MULTILINE)
+    found = json.loads(healthy)
+    found["sinks"]["crm"] |= {"backlog": 1204, "oldest_seconds": 372.0, "waiting": 21, "held": 4, "dead": 1}
+    found["sinks"]["crm"] |= {"circuit": "open", "last_error": "answered 503", "last_error_seconds_ago": 12.3}
+    found["sinks"]["events"] |= {"backlog": 0, "oldest_seconds": 0.0, "paused": True, "paused_reason": "ticket 4711"}
+    assert in_trouble().partition("\n")[2].strip() == status_text(found)
+    assert status_text(found | {"relays": []}).endswith("no relay is alive: start one with outbox-relay run")
+    assert findings_text([]) == "no problems found"
+
+
 def test_the_page_needs_no_sql_by_hand() -> None:
     assert not [block for block in blocks(PAGE) if block.language == "sql"]
 
@@ -89,7 +108,7 @@ def test_pages_name_log_lines_by_their_events(page: str) -> None:
 def test_answers_of_the_page_are_those_that_are_run_elsewhere() -> None:
     answers = [block.text for block in blocks(PAGE) if commands(block) and block.language == "text"]
     shown = [block.text.partition("\n")[2] for block in blocks("docs/commands.md")]
-    assert [answer for answer in answers if answer.partition("\n")[2] not in shown] == []
+    assert [answer for answer in answers if answer.partition("\n")[2] not in shown] == [in_trouble()]
 
 
 def test_each_question_has_a_command_that_exists() -> None:
@@ -97,7 +116,7 @@ def test_each_question_has_a_command_that_exists() -> None:
         part for part in text(PAGE).split("\n\n") if part.startswith("| question | command |\n|---|---|\n| how far")
     ]
     questions = table.splitlines()[2:]
-    assert len(questions) == 20
+    assert len(questions) == 21
     for question in questions:
         [line] = re.findall(r"`outbox-relay (.+?)` \|$", question)
         parse(shlex.split(line))
@@ -209,7 +228,7 @@ def test_the_figures_of_the_pages_are_those_of_the_code() -> None:
     assert f"{connections_for(2) + 1} with two sinks" in text(PAGE)
     guarantees = " ".join(text("docs/guarantees.md").split())
     assert f"while {settler.MOST_EVENTS:,} events or {settler.MOST_BYTES >> 20} MiB of them are in flight" in guarantees
-    assert f"written at least every {settler.FLUSH_SECONDS} s" in guarantees
+    assert f"written at most {settler.FLUSH_SECONDS} s after the deliveries" in guarantees
 
 
 SECTIONS = re.split(r"\n## ", text("docs/commands.md"))[1:]

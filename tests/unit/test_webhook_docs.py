@@ -135,11 +135,11 @@ def test_table_of_answers_is_true(row: list[str]) -> None:
             case Refused():
                 said = ("is dead at once", "")
             case Unavailable(throttled=True):
-                said = ("waits", "pauses at once")
+                said = ("waits", "its circuit opens at once")
             case Unavailable(gone=True):
                 said = ("waits", "is paused")
             case Unavailable():
-                said = ("waits", "pauses after")
+                said = ("waits", "its circuit opens after")
             case found:
                 assert found is DELIVERED
                 said = ("is delivered", "")
