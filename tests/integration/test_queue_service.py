@@ -18,6 +18,7 @@ from tests.support.service import RelayService
 from tests.support.wait import until
 
 JOBS = 40
+LEASED = "select count(*) from outbox.delivery where lease_until > now()"
 
 
 @pytest.fixture
@@ -41,12 +42,13 @@ def test_jobs_of_a_relay_that_is_killed_are_done_by_another_after_their_leases(
     with relay_of(database, receiver, tmp_path, "one") as one:
         query(database, emit, JOBS)
         until(lambda: len(receiver.requests) == 8, seconds=30, what="eight jobs are under way")
+        until(lambda: query(database, LEASED) == [(8,)], seconds=30, what="the others that were claimed are back")
         assert outbox_relay("check", "-c", one.config).code == 0
         one.kill()
     receiver.answer = say(204)
     with relay_of(database, receiver, tmp_path, "two") as two, relay_of(database, receiver, tmp_path, "three"):
         until(lambda: len(receiver.requests) == JOBS, seconds=60, what="the other jobs are done")
-        assert query(database, "select count(*) from outbox.delivery where lease_until > now()") == [(8,)]
+        assert query(database, LEASED) == [(8,)]
         query(database, "update outbox.delivery set lease_until = now() returning 1")
         until(lambda: query(database, "select from outbox.delivery") == [], seconds=30, what="all are done")
         status = outbox_relay("status", "-c", two.config, "--json")
