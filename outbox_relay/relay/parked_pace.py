@@ -31,6 +31,8 @@ FIRST_SECONDS = 1.0
 """Assumed duration of requests before the first one."""
 WEIGHT = 0.1
 """Weight of the last request in the mean duration of requests."""
+ROUND_WEIGHT = 0.5
+"""Maximum weight of all requests that are under way at once. They often end together, after equally long times."""
 
 
 def _prefetch_of(context: DeliveryContext) -> Callable[[], int] | None:
@@ -89,7 +91,8 @@ class ParkedPace:
 
     def observe(self, seconds: float) -> None:
         """Record the duration of a request."""
-        self._call_seconds += (seconds - self._call_seconds) * WEIGHT
+        weight = min(WEIGHT, ROUND_WEIGHT / max(1, self._taken))
+        self._call_seconds += (seconds - self._call_seconds) * weight
 
     def rows(self, most: int) -> int:
         """Return the number of rows of the next claim: a batch, or those that begin soon, and one for each slot."""

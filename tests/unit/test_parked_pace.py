@@ -85,6 +85,17 @@ async def test_a_claim_takes_the_rows_that_begin_soon(seconds: float, rows: int)
     assert pace.rows(10) == 10
 
 
+async def test_requests_that_end_together_do_not_change_the_size_at_once() -> None:
+    """Goes red when a claim asks for many times the rows for whose last half it was begun, so that all slots wait."""
+    pace = await a_pace(taken=SLOTS, flows=False)
+    for _ in range(20 * SLOTS):
+        pace.observe(0.004)
+    before = pace.rows(1000)
+    for _ in range(SLOTS // 2):
+        pace.observe(0.001)
+    assert before < pace.rows(1000) < 1.5 * before
+
+
 async def test_a_claim_of_tenants_takes_fewer_rows() -> None:
     """Goes red when a row of one tenant waits for many rows of another that were claimed before."""
     pace = ParkedPace(ConcurrencyLimiter(SLOTS, asyncio.Event()), FAIR_CLAIM_SECONDS)
