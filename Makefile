@@ -16,7 +16,7 @@ SERVER_TESTS := tests/support/test_postgres.py tests/property tests/debezium $(a
 	delivery_actions delivery_plans django_admin django_app doctor doctor_server emit emit_docs emit_sql emitters erase \
 	erase_archives erase_races erase_refused failover figure_plans figures following_sessions foreign_privileges history \
 	hostile_arguments housekeeping inbox inbox_retention inbox_roles isolation_of_sinks largest_values \
-	limits_of_callers looks migrate notify_flood odd_reads operator_roles ownership passes pgbouncer plans probes \
+	limits_of_callers looks migrate notify_flood odd_reads odd_servers operator_roles ownership passes pgbouncer plans probes \
 	python_transactions queue queue_ahead queue_limits queue_plans queue_relay reading_functions relay replay replay_fences \
 	replay_outcomes replay_service replay_stop replica_sessions restore retention retention_fences retention_policy \
 	retention_rest roles row_security scheduled_changes schedules schedules_cli schedules_files schedules_relay \
@@ -25,7 +25,7 @@ SERVER_TESTS := tests/support/test_postgres.py tests/property tests/debezium $(a
 	ui_schedules unique_keys upgrading why))
 # Those among them that depend on planner and catalogs.
 CATALOG_TESTS := tests/support/test_postgres.py $(addprefix tests/integration/test_,$(addsuffix .py,dead_rows delivery_plans \
-	emit_sql migrate operator_roles plans queue_plans reading_functions roles))
+	emit_sql migrate odd_servers operator_roles plans queue_plans reading_functions roles))
 PYTEST_ARGS ?=
 UNIT := not postgres and not kafka and not processes
 FORM ?= short

@@ -100,7 +100,9 @@ begin
         ['TimeZone', 'outbox.timezone_before', 'UTC'],
         ['DateStyle', 'outbox.datestyle_before', 'ISO'],
         ['default_tablespace', 'outbox.default_tablespace_before', ''],
-        ['default_table_access_method', 'outbox.default_table_access_method_before', 'heap']
+        ['default_table_access_method', 'outbox.default_table_access_method_before', 'heap'],
+        ['plpgsql.extra_errors', 'outbox.extra_errors_before', 'none'],
+        ['plpgsql.extra_warnings', 'outbox.extra_warnings_before', 'none']
     ] loop
         perform pg_catalog.set_config(setting[2], pg_catalog.current_setting(setting[1]), true);
         perform pg_catalog.set_config(setting[1], setting[3], true);
@@ -127,6 +129,8 @@ begin
         ['DateStyle', 'outbox.datestyle_before'],
         ['default_tablespace', 'outbox.default_tablespace_before'],
         ['default_table_access_method', 'outbox.default_table_access_method_before'],
+        ['plpgsql.extra_errors', 'outbox.extra_errors_before'],
+        ['plpgsql.extra_warnings', 'outbox.extra_warnings_before'],
         ['search_path', 'outbox.search_path_before']
     ] loop
         perform pg_catalog.set_config(setting[1], pg_catalog.current_setting(setting[2]), true);

@@ -23,6 +23,8 @@ LEISURE_BEHIND = 1
 """The same for a chore that is behind. It takes at most half of the time of the chores' connection."""
 TRIM_ROWS, TRIM_LEAST = 1000, 200
 """Rows of each sink that one trim examines, and fewer after a trim that failed. At most 64 of them are kept."""
+MOST_LEASE_SECONDS = 600.0
+"""The largest ``lease_seconds`` of a relay."""
 CHANGES = 500
 """Scheduled events to change, or unique keys to look at, at a time."""
 
@@ -111,7 +113,8 @@ class Housekeeping:
             Chore("make partitions of attempts", store.make_attempt_partitions, 60.0, 2.0),
             Chore("trim the ledger", ledger.trim, 5.0, 15.0, ledger.is_behind),
             Chore("trim positions of former sinks", partial(store.trim_former_positions, TRIM_ROWS), 600.0, 60.0, bool),
-            Chore("trim relays", store.trim_relays, 600.0, 60.0),
+            Chore("trim relays", store.trim_relays, 60.0, 60.0),
+            Chore("cap leases of shards", partial(store.cap_leases, MOST_LEASE_SECONDS), 60.0, 60.0),
             Chore("trim passes", store.trim_passes, 600.0, 60.0, bool),
             Chore("trim the history", partial(store.trim_history, TRIM_ROWS), 600.0, 60.0, bool),
             Chore("change scheduled events", partial(store.apply_scheduled_changes, CHANGES), 1.0, 2.0, _is_full),

@@ -23,7 +23,7 @@ LEASE_SECONDS = 120.0
 END_SECONDS = 2.0
 """Time limit for releasing the lease. Without a release it ends by itself."""
 TOO_LONG = frozenset({"57014", "55P03"})
-"""SQLSTATEs of a statement that ran out of time or did not get a lock: only its day is left."""
+"""SQLSTATEs of a statement that ran out of time or did not get a lock."""
 COUNT_EVENTS = 100_000
 """Number of events that one statement counts."""
 STEP_ROWS = 1_000
@@ -121,15 +121,15 @@ class RetentionPass:
                 await self._leave(day, late)
 
     async def _try(self, name: str, work: Callable[[], Awaitable[None]]) -> str | None:
-        """Do a day or a step. One whose statements take too long is left, and does not stop the others.
+        """Do a day or a step. One whose statements fail is left, and does not stop the others.
 
-        Return why it was left, or None.
+        Return why it was left, or None. Raises ``StatementFailed`` if another process has the lease by now.
         """
         try:
             await work()
         except StatementFailed as error:
             if error.sqlstate not in TOO_LONG:
-                raise
+                await self._store.renew_retention(self._lease)
             self.outcome.left[name] = str(error)
             self._note_left(name, str(error))
             return str(error)

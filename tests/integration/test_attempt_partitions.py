@@ -71,11 +71,11 @@ def test_partitions_are_made_ahead_and_each_finds_a_uid_by_its_index(database: D
     assert indexed == [(7,)]
 
 
-def test_no_partition_begins_below_the_newest_row_of_the_default_partition(database: Database) -> None:
+def test_no_partition_is_made_for_a_day_of_which_the_default_partition_has_an_attempt(database: Database) -> None:
     ahead = datetime.now(UTC).replace(hour=12) + timedelta(days=5)
     with database.connect(autocommit=True) as connection:
         connection.execute(PUT.encode(), (ahead,))
-    assert query(database, "select outbox.make_attempt_partitions(7)") == [(2,)]
+    assert query(database, "select outbox.make_attempt_partitions(7)") == [(3,)]
     assert name_of(ahead) not in {name for (name,) in query(database, PARTITIONS)}
     assert query(database, "select count(*) from outbox.attempt") == [(1,)]
 

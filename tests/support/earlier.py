@@ -20,6 +20,7 @@ LAST_OF = {
     20: "6dbb60501b58a2ac53976bcd7964ba748462878d",
     26: "d3afcbafe3184e684cc9a0a698acc9ae7e1f2150",
     28: "544615dd726b7e50736d4f922f22ff4ad645eaea",
+    29: "e7aa9eb6c777b27d5b24803c4597042479f5b877",
 }
 """The last commit of each earlier version of the schema that was in use: the numbers between them came together.
 
@@ -34,6 +35,7 @@ VERSION_IN = {
     20: "outbox_relay.postgres.schema_versions",
     26: "outbox_relay.postgres.schema_versions",
     28: "outbox_relay.postgres.schema_versions",
+    29: "outbox_relay.postgres.schema_versions",
 }
 """The module of each that knows the version of its schema."""
 PARTS = ("outbox_relay", "schema")

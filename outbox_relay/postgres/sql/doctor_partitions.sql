@@ -1,5 +1,17 @@
--- The time for which partitions exist in advance; null if there is none but the DEFAULT partition.
-select extract(epoch from max((regexp_match(pg_get_expr(c.relpartbound, c.oid), 'TO \(''([^'']*)''\)'))[1]::timestamptz)
-                          - clock_timestamp())::double precision as ahead
-  from pg_catalog.pg_inherits i join pg_catalog.pg_class c on c.oid = i.inhrelid
- where i.inhparent = 'outbox.event'::regclass
+-- The time for which partitions exist in advance, without a gap; null if today has none but the DEFAULT partition.
+with recursive parts as materialized (
+    select p.begins, p.ends
+      from pg_catalog.pg_inherits i
+      join pg_catalog.pg_class c on c.oid = i.inhrelid
+     cross join lateral (
+        select (regexp_match(pg_get_expr(c.relpartbound, c.oid), 'FROM \(''([^'']*)''\)'))[1]::timestamptz as begins,
+               (regexp_match(pg_get_expr(c.relpartbound, c.oid), 'TO \(''([^'']*)''\)'))[1]::timestamptz as ends offset 0
+     ) p
+     where i.inhparent = 'outbox.event'::regclass
+),
+covered (ends) as (
+    select p.ends from parts p where p.begins <= clock_timestamp() and p.ends > clock_timestamp()
+    union
+    select p.ends from covered c join parts p on p.begins = c.ends
+)
+select extract(epoch from max(c.ends) - clock_timestamp())::double precision as ahead from covered c

@@ -1,0 +1,168 @@
+"""Unusual databases: other collations, publications, settings of functions, and clocks that were set back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+import structlog
+
+from outbox_relay.postgres.migrations import migrate
+from outbox_relay.relay.housekeeping import Housekeeping
+from tests.support.command import inside
+from tests.support.database import Database, query
+from tests.support.days import date_ago, emit_ago, fill_days, keep, one, retention
+from tests.support.ledger import ledger
+from tests.support.postgres import PostgresServer, wanted_major
+from tests.support.sink_actions import register
+from tests.support.wait import auntil
+
+HOUR_AHEAD = "clock_timestamp() + interval '1 hour 5 minutes'"
+
+
+@pytest.fixture
+def english(postgres: PostgresServer) -> Iterator[Database]:
+    """A database with the schema in which letters come behind "~", as in most that are not made for programs."""
+    name = "english"
+    with psycopg.connect(postgres.dsn("postgres"), autocommit=True) as connection:
+        connection.execute(f"drop database if exists {name}".encode())
+        try:
+            connection.execute(
+                f"create database {name} template template0 locale_provider icu icu_locale 'en-US'".encode()
+            )
+        except psycopg.errors.FeatureNotSupported:
+            pytest.skip("this build of PostgreSQL has no ICU; Debian's has, on which CI runs this test")
+    migrate(postgres.dsn(name))
+    database = Database(postgres, name)
+    yield database
+    database.close()
+
+
+@pytest.mark.skipif(wanted_major() < 15, reason="databases have collations of ICU since PostgreSQL 15")
+def test_a_cancelled_event_is_marked_whatever_the_collation_of_the_database_is(english: Database) -> None:
+    """Goes red when a parameter is compared by the collation of the database: such an event counts as delivered."""
+    assert query(english, "select 'events' < '~'") == [(False,)]
+    register(english, "events", "*")
+    [(uid,)] = query(english, "select outbox.emit('job', '1', deliver_at => now() + interval '1 minute')")
+    assert query(english, "select outbox.cancel(%s)", uid) == [(True,)]
+    query(english, "select outbox.mark_cancelled('events', array(select id from outbox.event))")
+    assert query(english, "select sink, reason from outbox.discarded") == [("events", "cancelled")]
+
+
+@pytest.mark.parametrize("checks", ["all", "shadowed_variables,strict_multi_assignment,too_many_rows"])
+def test_the_schema_is_made_where_functions_are_checked_for_development(empty_database: Database, checks: str) -> None:
+    name = empty_database.name
+    for setting in ("plpgsql.extra_errors", "plpgsql.extra_warnings"):
+        query(empty_database, f"alter database {name} set {setting} = '{checks}'")
+    ended = inside("migrate", "--dsn", empty_database.dsn)
+    assert (ended.code, "shadows" in ended.err) == (0, False), ended.err
+    [(uid,)] = query(empty_database, "select outbox.emit('job', '1')")
+    assert uid
+
+
+def test_patterns_are_the_same_whatever_a_session_takes_a_backslash_for(database: Database) -> None:
+    """Goes red when an erasure takes an event that is not delivered for one that no sink wants."""
+    register(database, "jobs", "job_%.*")
+    with database.connect() as connection:
+        for setting in ("on", "off"):
+            connection.execute(f"set standard_conforming_strings = {setting}".encode())
+            [(types,)] = connection.execute("select outbox.types_of('jobs')").fetchall()
+            assert types == ["job\\_\\%.%"], setting
+
+
+def test_a_day_that_cannot_be_emptied_stops_no_other(database: Database) -> None:
+    """Goes red when one table that refuses deletes, or belongs to another role, keeps every other day and mark."""
+    with database.connect(autocommit=True) as owner:
+        fill_days(owner, 40, 38)
+        emit_ago(owner, 20, 2)
+        emit_ago(owner, 0)
+        keep(owner, 10, keep_uids_days=10)
+        owner.execute("insert into outbox.uid (uid, created_at) values (gen_random_uuid(), now() - interval '99 days')")
+        owner.execute("create publication everything for all tables")
+        ended = retention(database, "run", "--json")
+        assert ended.json["emptied"] == [date_ago(40), date_ago(39), date_ago(38)]
+        assert "publishes deletes" in ended.json["kept"]["default"]
+        assert one(owner, "select count(*) from outbox.uid") == 0
+        assert "publishes deletes" in one(owner, "select left_because from outbox.day where day = '-infinity'")
+
+
+def test_an_erasure_makes_no_notice_of_a_dead_letter(database: Database) -> None:
+    register(database, "ops", "outbox.*")
+    query(database, "select outbox.emit('a', '1', key => 'customer-7')")
+    query(
+        database,
+        "insert into outbox.delivery"
+        " (sink, id, shard, state, ordered, due_at, uid, type, key, content_type, created_at)"
+        " select 'ops', -n, 0, 'held', true, now(), gen_random_uuid(), 't', 'k' || n, '', now()"
+        " from generate_series(1, 100) n returning 1",
+    )
+    query(database, "analyze outbox.delivery")
+    query(database, "delete from outbox.delivery returning 1")
+    assert query(database, "select count(*) from pg_stats where tablename = 'delivery' and attname = 'key'") == [(1,)]
+    query(database, "select outbox.renew_key_statistics()")
+    assert query(database, "select type from outbox.event where type like 'outbox.%%'") == []
+
+
+# -- clocks that were set back ------------------------------------------------------------------------------------
+
+
+async def test_what_was_written_while_the_clock_was_ahead_does_not_last(database: Database) -> None:
+    """Goes red when shards have no relay, and emits are merged into jobs that are done, for as long as it was ahead."""
+    async with ledger(database) as books:
+        register(database, "jobs", "*")
+        query(database, "select outbox.emit('job', '1', unique_key => 'done')")
+        query(database, "update outbox.sink set created_at = now() + interval '1 day' returning 1")  # passes it by
+        query(database, f"update outbox.unique_key set look_at = {HOUR_AHEAD} returning 1")
+        query(database, f"update outbox.shard set lease_until = {HOUR_AHEAD} returning 1")
+        query(
+            database,
+            "insert into outbox.relay (id, name, version, sinks, seen_at)"
+            f" values (gen_random_uuid(), 'ghost', '0', '{{jobs}}', {HOUR_AHEAD}) returning 1",
+        )
+        chores = asyncio.create_task(Housekeeping(books.store, structlog.get_logger("test")).run())
+
+        async def mended() -> bool:
+            return query(
+                database,
+                "select (select count(*) from outbox.shard where lease_until > now() + interval '11 minutes'),"
+                " (select count(*) from outbox.unique_key), (select count(*) from outbox.relay where name = 'ghost')",
+            ) == [(0, 0, 0)]
+
+        try:
+            await auntil(mended, seconds=30, what="shards, keys and relays are as the clock says")
+        finally:
+            chores.cancel()
+            await asyncio.wait({chores})
+
+
+@pytest.mark.parametrize("live", [1.0, 600.0])
+async def test_a_lease_of_a_relay_that_lives_is_not_shortened(database: Database, live: float) -> None:
+    async with ledger(database) as books:
+        register(database, "jobs", "*")
+        until = "clock_timestamp() + %s * interval '1 second'"
+        [*before] = query(database, f"update outbox.shard set lease_until = {until} returning lease_until", live)
+        assert await books.store.cap_leases(600.0) == 0
+        assert sorted(query(database, "select lease_until from outbox.shard")) == sorted(before)
+
+
+def test_a_partition_of_a_distant_day_does_not_stand_for_those_before(database: Database) -> None:
+    """Goes red when doctor finds nothing although events go to the DEFAULT partition from tomorrow on."""
+
+    def found() -> Any:
+        ended = inside("doctor", "--json", "--dsn", database.dsn)
+        return [each for each in json.loads(ended.out)["findings"] if each["id"] == "partitions-missing"]
+
+    assert found() == []
+    with database.connect(autocommit=True) as owner:
+        day = one(owner, "select ((now() at time zone 'UTC')::date + 1)::text")
+        owner.execute(f"drop table outbox.event_{day.replace('-', '')}".encode())
+        owner.execute(
+            "create table outbox.distant (like outbox.event including defaults including generated);"
+            "alter table outbox.event attach partition outbox.distant"
+            " for values from ('2099-01-01 00:00+00') to ('2099-01-02 00:00+00')"
+        )
+    assert len(found()) == 1
