@@ -15,6 +15,7 @@ from uuid import UUID
 
 import psycopg
 from psycopg import errors
+from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from outbox_relay.callers import async_connection_of, connection_of, is_outside_transaction
@@ -52,6 +53,7 @@ Result = TypeVar("Result")
 # A row means the first time, whatever the application loads booleans as.
 ONCE: Final[LiteralString] = "select 1 where outbox.once(%s::text, %s::uuid)"
 REMEDY: Final = "with conn.transaction():"
+NOT_COMMITTED: Final = "a statement of the handler failed, and the handler returned: nothing can be committed"
 NOT_PLAIN: Final = "once_per_event wraps plain functions; use aonce_per_event for asynchronous ones"
 
 
@@ -116,6 +118,10 @@ def once_per_event(
     and None is returned. ``message`` is a record of a Kafka client or a request of a web framework. An exception of the
     handler must roll the transaction of ``conn`` back, as it does if it leaves the block of the transaction.
 
+    A handler that catches the error of a statement, without a savepoint, has lost its transaction, mark and effect.
+    If it returns, an exception is raised: ``psycopg.errors.InFailedSqlTransaction``, or that of ``mark``, which is
+    called again after the handler.
+
     A replay counts as another consumer (:func:`consumer_of`), unless ``separate_replays`` is false: then its deliveries
     of events that were handled are skipped.
     """
@@ -130,7 +136,12 @@ def once_per_event(
             is_first = mark(conn, name, uid)
             if not isinstance(is_first, bool):  # pyright: ignore[reportUnnecessaryIsInstance] - nothing checks callers
                 raise TypeError("mark is asynchronous, and would mark no event: use aonce_per_event")
-            return _handled(handler(conn, message)) if is_first else None
+            if not is_first:
+                return None
+            result = _handled(handler(conn, message))
+            if _lost_transaction(conn) if mark is once else mark(conn, name, uid):
+                raise errors.InFailedSqlTransaction(NOT_COMMITTED)
+            return result
 
         return handle
 
@@ -148,7 +159,12 @@ def aonce_per_event(
         @wraps(handler)
         async def handle(conn: Conn, message: Message) -> Result | None:
             name, uid = _named(consumer, message, separate_replays=separate_replays)
-            return _handled(await handler(conn, message)) if await mark(conn, name, uid) else None
+            if not await mark(conn, name, uid):
+                return None
+            result = _handled(await handler(conn, message))
+            if _lost_transaction(conn) if mark is aonce else await mark(conn, name, uid):
+                raise errors.InFailedSqlTransaction(NOT_COMMITTED)
+            return result
 
         return handle
 
@@ -162,6 +178,12 @@ def _handled(result: Result) -> Result:
     if iscoroutine(result):
         result.close()
     raise TypeError(f"the handler returned a {type(result).__name__} and has not run: {NOT_PLAIN}")
+
+
+def _lost_transaction(conn: object) -> bool:
+    """Return True if the transaction of a connection or cursor of psycopg can only be rolled back."""
+    connection: Any = getattr(conn, "connection", conn)
+    return connection.info.transaction_status == TransactionStatus.INERROR
 
 
 def _named(consumer: str, message: HasHeaders, *, separate_replays: bool) -> tuple[str, UUID]:

@@ -95,8 +95,8 @@ async def place_order(order: NewOrder, connection: Transaction) -> dict[str, int
 class CreatedOrder(BaseModel):
     """The payload of `order.created`."""
 
-    id: int
-    total: int
+    id: int = Field(ge=1, lt=2**63)
+    total: int = Field(ge=0, lt=2**31)
 
 
 async def verified(request: Request) -> bytes:
@@ -126,7 +126,8 @@ async def receive(request: Request, body: Annotated[bytes, Depends(verified)], c
         uid, order = inbox.uid_of(request.headers), CreatedOrder.model_validate_json(body)
     except (inbox.InvalidMark, ValidationError):
         raise HTTPException(422, "this is no order.created") from None
-    if await inbox.aonce(connection, "billing", uid):
+    if await inbox.aonce(connection, inbox.consumer_of("billing", request.headers), uid):
         values = (uid, order.id, order.total)
-        await connection.execute("insert into invoices (event, order_id, total) values (%s, %s, %s)", values)
+        insert = "insert into invoices (event, order_id, total) values (%s, %s, %s) on conflict do nothing"
+        await connection.execute(insert, values)  # a replay finds the invoices that were not lost
     return Response(status_code=204)

@@ -215,21 +215,22 @@ async def unknown_events(store: Store, wanted: Filter) -> list[str]:
     return [uid for uid in left if uid not in with_rows] if len(rows) < STEP_ROWS else []
 
 
-async def missing(store: Store, wanted: Filter, states: Sequence[str]) -> tuple[list[str], bool]:
+async def missing(store: Store, wanted: Filter, states: Sequence[str]) -> tuple[list[str], int]:
     """Explain, a line for each of up to ``NAMED_UIDS`` uids, why ``wanted`` selects no delivery of it.
 
-    ``states`` are those that the action can select. Return also True if one of the uids is that of a known event.
-    Without uids there is no line.
+    ``states`` are those that the action can select. Return also how many of these uids are those of no
+    known event. Without uids there is no line.
     """
     uids: list[str] = list(wanted.get("uids", ()))[:NAMED_UIDS]
     if not uids:
-        return [], True
+        return [], 0
     sink = {"sink": wanted["sink"]} if "sink" in wanted else {}
     rows = await list_deliveries(store, {"uids": uids, "states": list(STATES), **sink}, STEP_ROWS)
     places = {uid: [(r["state"], r["sink"]) for r in rows if r["uid"] == uid] for uid in uids}
     known = {(str(row.uid), row.discarded) for row in await store.call("known_uids", {"uids": uids}, "read")}
     lines = [_missing(uid, places[uid], states, known) for uid in uids]
-    return lines, any(places.values()) or bool(known)
+    found = {uid for uid, _ in known} | {uid for uid, rows in places.items() if rows}
+    return lines, len(set(uids) - found)
 
 
 def _missing(

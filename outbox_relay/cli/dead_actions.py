@@ -101,16 +101,16 @@ def _none(arguments: argparse.Namespace, wanted: Filter, state: str) -> int:
     """Report that no delivery matches, and where the named events are."""
     from outbox_relay import admin
 
-    lines, known = query(arguments, lambda store: admin.missing(store, wanted, arguments.states))
+    lines, unknown = query(arguments, lambda store: admin.missing(store, wanted, arguments.states))
     for line in lines:
         say(line)
-    if not known:
+    if unknown and unknown == len(lines):
         return NOT_FOUND
     if arguments.json:
         print(json.dumps({"done": 0, "left": 0}))
     else:
         print(f"no {state} delivery matches")
-    return DONE
+    return NOT_FOUND if unknown else DONE
 
 
 def _report(arguments: argparse.Namespace, wanted: Filter, done: str, result: Result) -> int:

@@ -44,6 +44,11 @@ class Circuit:
         """``closed``, ``open`` or ``half-open``, as status shows it."""
         self.last_error: str | None = None
 
+    @property
+    def failing(self) -> bool:
+        """True while the circuit is closed and no event was delivered since the last failure."""
+        return self.state == "closed" and bool(self._failing)
+
     def admission_delay(self, now: float) -> float:
         """Return 0.0 to admit an event in the current ``term``, else seconds to wait.
 

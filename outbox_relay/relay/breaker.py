@@ -53,6 +53,11 @@ class CircuitBreaker:
         return self._circuit.state == "closed" and self._may_send()
 
     @property
+    def failing(self) -> bool:
+        """True while the circuit is closed and no event was delivered since the last failure."""
+        return self._circuit.failing
+
+    @property
     def last_error(self) -> str | None:
         """The last error that counted as one of the destination."""
         return self._circuit.last_error

@@ -28,6 +28,8 @@ REMIND_SECONDS = 60.0
 The database measures how long a destination is down by them. An error that is not recorded again for three minutes may
 be over.
 """
+FAILING_SECONDS = 5.0
+"""Time without a delivery after which an error is reported although too few events have failed to open the circuit."""
 MEND_SECONDS = 30.0
 """Minimum interval between two statements that record that errors of other relays are over."""
 
@@ -62,6 +64,7 @@ class SinkReport:
         self._log = SinkLog(log, spec.name)
         self._recorded: tuple[str, str | None, int | None] | None = None
         self._recorded_at = self._mended_at = float("-inf")
+        self._failing_since: float | None = None
         self._troubles_over = 0
         self._own_error = False
         self._delivers = False
@@ -106,8 +109,7 @@ class SinkReport:
         """
         while True:
             try:
-                await self._due.wait()
-                self._due.clear()
+                await self._wait_until_due()
                 self._write_log()
                 await self._record()
                 await self._record_mended()
@@ -115,14 +117,32 @@ class SinkReport:
                 self._due.set()
             await asyncio.sleep(RECORD_SECONDS)
 
+    async def _wait_until_due(self) -> None:
+        """Wait until a report is due. An error becomes due by itself while no event is delivered."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FAILING_SECONDS if self._breaker.failing else None):
+                await self._due.wait()
+        self._due.clear()
+
+    def _error(self) -> str | None:
+        """Return the error to report; None if events flow, or have not failed for long."""
+        if not self._breaker.failing:
+            self._failing_since = None
+        elif self._failing_since is None:
+            self._failing_since = time.monotonic()
+        if self._breaker.state != "closed":
+            return self._breaker.last_error
+        since = self._failing_since
+        lasts = since is not None and time.monotonic() - since >= FAILING_SECONDS
+        return self._parked_limit.notice or (self._breaker.last_error if lasts else None)
+
     def _write_log(self) -> None:
         self._log.circuit(self._breaker.state, self._breaker.last_error)
         self._log.limit(self._limiter.reduced_limit)
         self._log.troubles(self._parked_limit.troubles)
 
     async def _record(self) -> None:
-        state, limit = self._breaker.state, self._limiter.reduced_limit
-        error = self._parked_limit.notice if state == "closed" else self._breaker.last_error
+        state, limit, error = self._breaker.state, self._limiter.reduced_limit, self._error()
         report = (state, error, limit)
         if self._must_record(report):
             troubles_over = self._parked_limit.troubles_over

@@ -8,13 +8,14 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Final
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 
 from outbox_relay import admin
 from outbox_relay.domain.errors import ConfigurationError, NotFound
 from outbox_relay.ui import forms, view_events, view_log, view_sinks
-from outbox_relay.ui.render import error_page, page, redirect, shows_payloads, site_of
+from outbox_relay.ui.render import page, redirect, shows_payloads, site_of
 
 STATIC: Final = Path(__file__).parent / "static"
 STATIC_FILES: Final = ("htmx.min.js", "icon.svg", "page.css", "page.js")
@@ -70,7 +71,7 @@ def _linked(groups: list[dict[str, Any]] | None, fields: Mapping[str, str]) -> l
 async def export(request: Request) -> Response:
     """Send the deliveries that a filter selects with their payloads, an object per line."""
     if not shows_payloads(request):
-        return error_page(request, 403, "payloads are for operators, if the page was started with --show-payloads")
+        raise HTTPException(403, "payloads are for operators, if the page was started with --show-payloads")
     fields = forms.single(request.query_params.multi_items())
     forms.refuse_unknown(fields, forms.SHOWN_NAMES)
     site = site_of(request)

@@ -266,6 +266,15 @@ def test_an_unknown_event_among_others_is_named(database: Database, uid: str) ->
     assert (ended.code, ended.json, ended.err) == (3, {"done": 1, "left": 0}, f"no event {unknown} is known\n")
 
 
+def test_an_unknown_event_among_others_that_do_not_match_is_named_too(database: Database, uid: str) -> None:
+    """Goes red when a mistyped uid counts as done because another one of the command is known."""
+    assert ask(database, "dead", "discard", uid, "--reason", "r").code == 0
+    unknown = str(uuid4())
+    ended = ask(database, "dead", "retry", uid, unknown, "--json")
+    assert (ended.code, ended.json) == (3, {"done": 0, "left": 0})
+    assert ended.err == f"event {uid} was discarded\nno event {unknown} is known\n"
+
+
 def test_a_delivery_that_would_be_read_again_is_left_with_the_reason(
     database: Database, uid: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -341,6 +342,50 @@ def test_a_handler_that_fails_is_called_again(conn: psycopg.Connection[Any]) -> 
         with conn.transaction():
             handler(conn, record)
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize("marks_again", [False, True])
+def test_a_handler_that_swallows_the_error_of_a_statement_is_called_again(
+    conn: psycopg.Connection[Any], marks_again: bool
+) -> None:
+    """Goes red when the commit of such a transaction, which rolls it back, passes for the effect of the event."""
+
+    def mark(connection: psycopg.Connection[Any], consumer: str, uid: UUID) -> bool:
+        return once(connection, consumer, uid)
+
+    @inbox.once_per_event("billing", mark=mark if marks_again else once)
+    def handler(connection: psycopg.Connection[Any], _: Record) -> str:
+        with suppress(errors.UndefinedTable):
+            connection.execute("insert into nowhere values (1)")
+        return "handled"
+
+    with pytest.raises(errors.InFailedSqlTransaction), conn.transaction():
+        handler(conn, Record(uuid4()))
+
+
+def test_a_handler_may_go_back_to_a_savepoint_of_its_own(conn: psycopg.Connection[Any]) -> None:
+    @inbox.once_per_event("billing")
+    def handler(connection: psycopg.Connection[Any], _: Record) -> str:
+        with suppress(errors.UndefinedTable), connection.transaction():
+            connection.execute("insert into nowhere values (1)")
+        return "handled"
+
+    record = Record(uuid4())
+    for result in ("handled", None):
+        with conn.transaction():
+            assert handler(conn, record) == result
+
+
+async def test_an_asynchronous_handler_that_swallows_the_error_of_a_statement_fails(shop: Database) -> None:
+    @inbox.aonce_per_event("billing")
+    async def handler(conn: psycopg.AsyncConnection[Any], _: Record) -> None:
+        with suppress(errors.UndefinedTable):
+            await conn.execute("insert into nowhere values (1)")
+
+    async with await shop.aconnect() as conn:
+        with pytest.raises(errors.InFailedSqlTransaction, match="the handler returned"):
+            async with conn.transaction():
+                await handler(conn, Record(uuid4()))
 
 
 async def test_an_asynchronous_handler_is_called_once_for_an_event(shop: Database) -> None:

@@ -6,14 +6,14 @@ import asyncio
 from uuid import UUID
 
 from outbox_relay.domain.errors import DatabaseUnavailable
-from outbox_relay.domain.event import StoredEvent
+from outbox_relay.domain.event import SHARDS, StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Verdict
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit, has
 from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import RelayHarness, running, spec
 from tests.support.replays import start
-from tests.support.wait import auntil
+from tests.support.wait import auntil, becomes
 
 SHORT_LEASE = 3.0
 
@@ -66,10 +66,11 @@ async def test_a_client_is_closed_once_when_the_stop_and_the_round_end_its_repla
     sink, client = MemorySink(), Counted()
     async with running(database.dsn, (spec("s"), sink), replay_client=client) as harness:
         await begun(harness, sink, database)
-        assert harness.replays is not None
-        await has(database, "select from outbox.shard where sink = '~1' and owner is not null limit 1")
-        await asyncio.gather(harness.replays.leave(), harness.replays.leave())
-        await harness.replays.close()
+        replays = harness.replays
+        assert replays is not None
+        await becomes(lambda: [len(each.leases.held) for each in replays.relays.values()] == [SHARDS], "it has shards")
+        await asyncio.gather(replays.leave(), replays.leave())
+        await replays.close()
         assert query(database, "select from outbox.shard where sink = '~1' and owner is not null") == []
         harness.stopping.set()
     assert (client.opened, client.closed) == (1, 1)

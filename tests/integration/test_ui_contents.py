@@ -115,6 +115,8 @@ async def test_one_delivery_or_all_that_match_are_exported(books: Ledger) -> Non
             for path in ("/exceptions/export", "/api/v1/exceptions/export"):
                 assert "--grant-payloads" in await page.get(path, 403), "said before the answer begins"
     async with browsing(books.database) as page:
+        refused = await page.get("/api/v1/exceptions/export", 403)
+        assert json.loads(refused)["error"].startswith("payloads are for operators")
         assert "/exceptions/export" not in await page.get(f"/events/{books.uid(first)}")
 
 

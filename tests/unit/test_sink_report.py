@@ -52,8 +52,8 @@ class Reported:
         self.store, self.log, self.due = Recording(), RecordedLog(), asyncio.Event()
         self.leases = SinkLeases("s", 1)
         self.parts: Any = SimpleNamespace(
-            state="closed", closed=True, gone=None, last_error=None, reduced_limit=None, notice=None, troubles={},
-            troubles_over=0, forget_gone=self._forget_gone,
+            state="closed", closed=True, failing=False, gone=None, last_error=None, reduced_limit=None, notice=None,
+            troubles={}, troubles_over=0, forget_gone=self._forget_gone,
         )  # fmt: skip
         parts, store = self.parts, cast("Any", self.store)
         self.report = SinkReport(store, spec("s"), self.leases, parts, parts, parts, self.due, self.log)
@@ -90,6 +90,24 @@ async def test_the_end_of_a_trouble_is_news_until_its_report_is_in_the_database(
     await reported.now(troubles_over=1)
     await reported.now(troubles_over=1)
     assert len(reported.store.reports) == 2
+
+
+# -- errors of a closed circuit ---------------------------------------------------------------------------------------
+
+
+async def test_an_error_that_no_delivery_follows_is_reported_although_the_circuit_is_closed(
+    reported: Reported, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goes red when a sink with few events counts as healthy while each of them fails."""
+    await reported.now(failing=True, last_error="no such host")
+    assert reported.store.reports == [("s", "closed", None, None, 432_000)], "it may be over at once"
+    monkeypatch.setattr(sink_report, "FAILING_SECONDS", 0.0)
+    await reported.now()
+    assert reported.store.reports[1:] == [("s", "closed", "no such host", None, 432_000)]
+    await reported.now(failing=False)
+    reported.report.delivered()
+    await reported.now()
+    assert reported.store.mended == [True]
 
 
 # -- errors that are over ---------------------------------------------------------------------------------------------

@@ -15,7 +15,10 @@ from outbox_relay.contrib.django.databases import asking, is_wanted
 from outbox_relay.contrib.installing import SchemaState, schema_state
 from outbox_relay.postgres.schema_versions import SCHEMA_VERSION
 
-MIGRATE: Final = "Run `manage.py migrate outbox_relay --database {0}`."
+MIGRATE: Final = (
+    "Run `manage.py migrate outbox_relay --database {0}`, or, if Django has recorded that migration already, "
+    "`manage.py outbox --database {0} migrate`."
+)
 UPGRADE: Final = "Run `manage.py outbox --database {0} migrate` as the owner of the schema."
 
 
