@@ -13,7 +13,10 @@ DAY_HEADER = ("DAY", "EVENTS", "BYTES", "ARCHIVED", "EMPTIED", "KEPT BY")
 FOR_ALL_TIME = (
     "events are kept indefinitely: to empty old days, write [retention] with keep_days in the file of every relay"
 )
-NO_FILE = "no live relay has another value in its file"
+NO_FILE = (
+    "a lower value in the files of the relays counts a day later, or at once if a role of migrate --grant-operate runs "
+    "retention run"
+)
 """Text for a number of days that is the database's default, or from an earlier time."""
 
 

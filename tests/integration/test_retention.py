@@ -12,6 +12,7 @@ import psycopg
 import pytest
 from psycopg import errors
 
+from outbox_relay.admin.render_retention import NO_FILE
 from outbox_relay.domain.errors import StatementFailed
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.postgres.retention_statements import DayCheck
@@ -128,7 +129,7 @@ def test_status_says_what_keeps_a_day_now_though_no_pass_was_done_for_hours(
 
 
 def test_a_database_without_due_days_says_so(database: Database, owner: Connection) -> None:
-    said = "no day is past keep_days, 30: no live relay has another value in its file\n"
+    said = f"no day is past keep_days, 30: {NO_FILE}\n"
     assert retention(database, "run").out == said
     assert retention(database, "run", "--json").json["done"] == 0
     keep(owner, 0)
