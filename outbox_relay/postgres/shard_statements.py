@@ -153,12 +153,16 @@ class ShardStatements(Database):
         """Delete the heartbeat of a relay that stops."""
         await self._do("forget_relay", {"id": relay})
 
-    async def cap_leases(self, most_seconds: float) -> int:
-        """Shorten leases of shards that end later than in ``most_seconds`` to that time; return their number."""
-        return await self._do("cap_leases", {"most": most_seconds})
+    async def cap_times(self, most_seconds: float) -> int:
+        """Mend leases of shards that end later than in ``most_seconds``, and heartbeats of the future.
+
+        Return their number.
+        """
+        [(capped,)] = await self._rows("cap_times", {"most": most_seconds})
+        return capped
 
     async def trim_relays(self) -> int:
-        """Delete the heartbeats of relays that were last seen long ago, or in the future; return their number."""
+        """Delete the heartbeats of relays that were last seen long ago; return their number."""
         return await self._do("trim_relays", {})
 
 
