@@ -15,7 +15,6 @@ from uuid import UUID
 
 import psycopg
 from psycopg import errors
-from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from outbox_relay.callers import async_connection_of, connection_of, is_outside_transaction
@@ -118,9 +117,9 @@ def once_per_event(
     and None is returned. ``message`` is a record of a Kafka client or a request of a web framework. An exception of the
     handler must roll the transaction of ``conn`` back, as it does if it leaves the block of the transaction.
 
-    A handler that catches the error of a statement, without a savepoint, has lost its transaction, mark and effect.
-    If it returns, an exception is raised: ``psycopg.errors.InFailedSqlTransaction``, or that of ``mark``, which is
-    called again after the handler.
+    A handler that catches the error of a statement, without a savepoint, or rolls back, has lost mark and effect. If it
+    returns, an exception is raised, so that the event does not count as handled: ``mark`` is called again after the
+    handler, in the same transaction, and must return False then.
 
     A replay counts as another consumer (:func:`consumer_of`), unless ``separate_replays`` is false: then its deliveries
     of events that were handled are skipped.
@@ -139,7 +138,7 @@ def once_per_event(
             if not is_first:
                 return None
             result = _handled(handler(conn, message))
-            if _lost_transaction(conn) if mark is once else mark(conn, name, uid):
+            if mark(conn, name, uid):
                 raise errors.InFailedSqlTransaction(NOT_COMMITTED)
             return result
 
@@ -162,7 +161,7 @@ def aonce_per_event(
             if not await mark(conn, name, uid):
                 return None
             result = _handled(await handler(conn, message))
-            if _lost_transaction(conn) if mark is aonce else await mark(conn, name, uid):
+            if await mark(conn, name, uid):
                 raise errors.InFailedSqlTransaction(NOT_COMMITTED)
             return result
 
@@ -178,12 +177,6 @@ def _handled(result: Result) -> Result:
     if iscoroutine(result):
         result.close()
     raise TypeError(f"the handler returned a {type(result).__name__} and has not run: {NOT_PLAIN}")
-
-
-def _lost_transaction(conn: object) -> bool:
-    """Return True if the transaction of a connection or cursor of psycopg can only be rolled back."""
-    connection: Any = getattr(conn, "connection", conn)
-    return connection.info.transaction_status == TransactionStatus.INERROR
 
 
 def _named(consumer: str, message: HasHeaders, *, separate_replays: bool) -> tuple[str, UUID]:

@@ -67,10 +67,12 @@ begin
         continue when exists (select from outbox.partitions() p
                                where p.day <> '-infinity' and p.day <= begins and p.upto > begins at time zone 'UTC');
         upto := least(begins + span * interval '1 day',
-                      (select min(p.day)::timestamp from outbox.partitions() p where p.day > begins));
-        continue when exists (
-            select from outbox.event_default d
-             where d.created_at >= begins at time zone 'UTC' and d.created_at < upto at time zone 'UTC');
+                      (select min(p.day)::timestamp from outbox.partitions() p where p.day > begins),
+                      (select date_trunc('day', d.created_at at time zone 'UTC')
+                         from outbox.event_default d
+                        where d.created_at >= begins at time zone 'UTC'
+                        order by d.created_at limit 1));
+        continue when upto <= begins;
         execute format('create table outbox.%I (like outbox.event including defaults including generated)', part);
         perform outbox.keep_no_statistics(to_regclass('outbox.' || part), '{key, payload, headers}');
         for role in

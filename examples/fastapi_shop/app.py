@@ -124,9 +124,10 @@ async def receive(request: Request, body: Annotated[bytes, Depends(verified)], c
         return Response(status_code=204)  # of no concern here, so that a retry would not help
     try:
         uid, order = inbox.uid_of(request.headers), CreatedOrder.model_validate_json(body)
+        consumer = inbox.consumer_of("billing", request.headers)
     except (inbox.InvalidMark, ValidationError):
         raise HTTPException(422, "this is no order.created") from None
-    if await inbox.aonce(connection, inbox.consumer_of("billing", request.headers), uid):
+    if await inbox.aonce(connection, consumer, uid):
         values = (uid, order.id, order.total)
         insert = "insert into invoices (event, order_id, total) values (%s, %s, %s) on conflict do nothing"
         await connection.execute(insert, values)  # a replay finds the invoices that were not lost

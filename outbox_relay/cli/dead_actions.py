@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 def add(group: Any, states: Sequence[str]) -> None:
     """Add the commands of this module."""
     retry = add_command(group, "retry", _retry, "retry dead letters now and reset their attempt counts")
-    _add_selection(retry, ("dead", "waiting"), ("dead",))
+    _add_selection(retry, ("dead", "waiting"))
     retry.add_argument(
         "--rate", type=number_between(0.01, 100_000), metavar="N", help="at most N deliveries per second become due"
     )
     add_reason(retry)
     discard = add_command(group, "discard", _discard, "discard dead letters or other deliveries, recorded in the audit")
-    _add_selection(discard, states, ("dead", "scheduled"))
+    _add_selection(discard, states, "; if named events have no dead letter: scheduled")
+    discard.set_defaults(otherwise="scheduled")
     discard.add_argument("--reason", type=text, metavar="TEXT", required=True, help="recorded, and shown by why")
 
 
-def _add_selection(parser: argparse.ArgumentParser, states: Sequence[str], of_uids: Sequence[str]) -> None:
-    """Add uids, a filter and ``--state``. Without it, uids select rows in the states ``of_uids``."""
+def _add_selection(parser: argparse.ArgumentParser, states: Sequence[str], note: str = "") -> None:
     parser.add_argument("uids", type=uid, nargs="*", metavar="UID", help="only these events")
     add_filter(parser)
-    add_state(parser, states, of_uids)
-    parser.set_defaults(states=states)
+    add_state(parser, states, note)
+    parser.set_defaults(otherwise=None)
     parser.add_argument("--dry-run", action="store_true", help="only count")
     add_yes(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -68,9 +68,8 @@ def _run(arguments: argparse.Namespace, verb: str, done: str, act: Act) -> int:
     """Count what matches, ask, act and report."""
     from outbox_relay import admin
 
-    wanted = read_filter(arguments)
-    state = " or ".join(wanted["states"])
-    matched = query(arguments, lambda store: admin.count_deliveries(store, wanted))
+    wanted, matched = _matching(arguments)
+    [state] = wanted["states"]
     if arguments.dry_run:
         said = {"matched": matched.count, "exact": matched.exact}
         matches = "matches" if matched.count == 1 else "match"
@@ -95,6 +94,19 @@ def _run(arguments: argparse.Namespace, verb: str, done: str, act: Act) -> int:
     for each in unknown:
         say(f"no event {each} is known")
     return _report(arguments, wanted, done, result) or (NOT_FOUND if unknown else DONE)
+
+
+def _matching(arguments: argparse.Namespace) -> tuple[dict[str, Any], Matched]:
+    """Return the filter, and what matches it. Named events without a delivery in the default state match in another."""
+    from outbox_relay import admin
+
+    wanted = read_filter(arguments)
+    matched = query(arguments, lambda store: admin.count_deliveries(store, wanted))
+    if matched.count or arguments.state is not None or arguments.otherwise is None or not arguments.uids:
+        return wanted, matched
+    other = {**wanted, "states": [arguments.otherwise]}
+    found = query(arguments, lambda store: admin.count_deliveries(store, other))
+    return (other, found) if found.count else (wanted, matched)
 
 
 def _none(arguments: argparse.Namespace, wanted: Filter, state: str) -> int:

@@ -29,12 +29,10 @@ def add_filter(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_state(parser: argparse.ArgumentParser, states: Sequence[str], of_uids: Sequence[str] = ()) -> None:
-    """Add ``--state``. Its default is the first of ``states``, and with uids all ``of_uids``, if these are given."""
-    default = states[:1]
-    more = f"; with UIDs: {' and '.join(of_uids)}" if len(of_uids) > 1 else ""
-    parser.add_argument("--state", choices=states, help=f"default: {states[0]}{more}")
-    parser.set_defaults(default_states=default, states_of_uids=of_uids or default)
+def add_state(parser: argparse.ArgumentParser, states: Sequence[str], note: str = "") -> None:
+    """Add ``--state``, whose default is the first of ``states``. ``note`` is added to its help."""
+    parser.add_argument("--state", choices=states, help=f"default: {states[0]}{note}")
+    parser.set_defaults(states=states)
 
 
 def read_filter(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -43,7 +41,6 @@ def read_filter(arguments: argparse.Namespace) -> dict[str, Any]:
     wanted = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     if uids := getattr(arguments, "uids", None):
         wanted["uids"] = list(dict.fromkeys(map(str, uids)))
-    if "default_states" in arguments:
-        default = arguments.states_of_uids if uids else arguments.default_states
-        wanted["states"] = list(default) if arguments.state is None else [arguments.state]
+    if "states" in arguments:
+        wanted["states"] = [arguments.state or arguments.states[0]]
     return wanted

@@ -32,7 +32,7 @@ class Circuit:
     ``now`` is in seconds of a monotonic clock.
     """
 
-    __slots__ = ("_delay", "_failing", "_policy", "_until", "last_error", "state", "term")
+    __slots__ = ("_delay", "_failing", "_policy", "_until", "failing_since", "failures", "last_error", "state", "term")
 
     def __init__(self, policy: CircuitPolicy) -> None:
         self._policy = policy
@@ -43,11 +43,10 @@ class Circuit:
         self.state = "closed"
         """``closed``, ``open`` or ``half-open``, as status shows it."""
         self.last_error: str | None = None
-
-    @property
-    def failing(self) -> bool:
-        """True while the circuit is closed and no event was delivered since the last failure."""
-        return self.state == "closed" and bool(self._failing)
+        self.failures = 0
+        """The number of failures that counted."""
+        self.failing_since: float | None = None
+        """The time of the first failure that no delivery has followed; None if there is none."""
 
     def admission_delay(self, now: float) -> float:
         """Return 0.0 to admit an event in the current ``term``, else seconds to wait.
@@ -69,6 +68,7 @@ class Circuit:
         if term != self.term:
             return
         self._failing.clear()
+        self.failing_since = None
         if self.state != "closed":
             self._delay = self._policy.probe_seconds
             self._turn("closed")
@@ -83,6 +83,9 @@ class Circuit:
         if term != self.term:
             return False
         self.last_error = clip(reason)
+        self.failures += 1
+        if self.failing_since is None:
+            self.failing_since = now
         if self.state == "half-open":
             self._delay = min(self._delay * 2, self._policy.probe_max_seconds)
         else:

@@ -81,6 +81,10 @@ class SinkStatements(Database):
         rows = await self._rows("record_circuit", found | {"pause_after": int(pause_after_seconds)})
         return rows[0][0] if rows else None
 
+    async def record_failure(self, sink: str, error: str) -> None:
+        """Record the last error of a sink whose circuit is closed."""
+        await self._do("record_failure", {"sink": sink, "error": error})
+
     async def record_mended(self, sink: str, *, own: bool) -> None:
         """Record that the last error of a sink is over, if its circuit is closed.
 

@@ -53,9 +53,14 @@ class CircuitBreaker:
         return self._circuit.state == "closed" and self._may_send()
 
     @property
-    def failing(self) -> bool:
-        """True while the circuit is closed and no event was delivered since the last failure."""
-        return self._circuit.failing
+    def failing_since(self) -> float | None:
+        """The time of the first failure that no delivery has followed, if the circuit is closed; otherwise None."""
+        return self._circuit.failing_since if self._circuit.state == "closed" else None
+
+    @property
+    def failures(self) -> int:
+        """The number of failures that counted."""
+        return self._circuit.failures
 
     @property
     def last_error(self) -> str | None:

@@ -33,6 +33,8 @@ WEIGHT = 0.1
 """Weight of the last request in the mean duration of requests."""
 ROUND_WEIGHT = 0.5
 """Maximum weight of all requests that are under way at once. They often end together, after equally long times."""
+MOST_WEIGHED = 100
+"""Maximum number of requests among which it is divided. With more, the mean would follow too late."""
 
 
 def _prefetch_of(context: DeliveryContext) -> Callable[[], int] | None:
@@ -91,7 +93,7 @@ class ParkedPace:
 
     def observe(self, seconds: float) -> None:
         """Record the duration of a request."""
-        weight = min(WEIGHT, ROUND_WEIGHT / max(1, self._taken))
+        weight = min(WEIGHT, ROUND_WEIGHT / min(max(1, self._taken), MOST_WEIGHED))
         self._call_seconds += (seconds - self._call_seconds) * weight
 
     def rows(self, most: int) -> int:

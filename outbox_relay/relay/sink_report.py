@@ -64,7 +64,7 @@ class SinkReport:
         self._log = SinkLog(log, spec.name)
         self._recorded: tuple[str, str | None, int | None] | None = None
         self._recorded_at = self._mended_at = float("-inf")
-        self._failing_since: float | None = None
+        self._failures_recorded = 0
         self._troubles_over = 0
         self._own_error = False
         self._delivers = False
@@ -109,32 +109,22 @@ class SinkReport:
         """
         while True:
             try:
-                await self._wait_until_due()
-                self._write_log()
-                await self._record()
-                await self._record_mended()
+                if await self._is_due():
+                    self._due.clear()
+                    self._write_log()
+                    await self._record()
+                    await self._record_mended()
+                await self._record_failure()
             except StatementFailed:
                 self._due.set()
             await asyncio.sleep(RECORD_SECONDS)
 
-    async def _wait_until_due(self) -> None:
-        """Wait until a report is due. An error becomes due by itself while no event is delivered."""
+    async def _is_due(self) -> bool:
+        """Wait until a report is due, or while no event is delivered for ``FAILING_SECONDS``. Return False then."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FAILING_SECONDS if self._breaker.failing else None):
+            async with asyncio.timeout(None if self._breaker.failing_since is None else FAILING_SECONDS):
                 await self._due.wait()
-        self._due.clear()
-
-    def _error(self) -> str | None:
-        """Return the error to report; None if events flow, or have not failed for long."""
-        if not self._breaker.failing:
-            self._failing_since = None
-        elif self._failing_since is None:
-            self._failing_since = time.monotonic()
-        if self._breaker.state != "closed":
-            return self._breaker.last_error
-        since = self._failing_since
-        lasts = since is not None and time.monotonic() - since >= FAILING_SECONDS
-        return self._parked_limit.notice or (self._breaker.last_error if lasts else None)
+        return self._due.is_set()
 
     def _write_log(self) -> None:
         self._log.circuit(self._breaker.state, self._breaker.last_error)
@@ -142,7 +132,8 @@ class SinkReport:
         self._log.troubles(self._parked_limit.troubles)
 
     async def _record(self) -> None:
-        state, limit, error = self._breaker.state, self._limiter.reduced_limit, self._error()
+        state, limit = self._breaker.state, self._limiter.reduced_limit
+        error = self._parked_limit.notice if state == "closed" else self._breaker.last_error
         report = (state, error, limit)
         if self._must_record(report):
             troubles_over = self._parked_limit.troubles_over
@@ -162,6 +153,19 @@ class SinkReport:
             if await self._store.pause_sink(self._spec.name, reason):
                 self._log.paused(reason)
             self._breaker.forget_gone()
+
+    async def _record_failure(self) -> None:
+        """Record the error of a closed circuit that no delivery has followed for a while, once for each failure.
+
+        The circuit and the limit of requests in the database may be those of another relay, and stay as they are.
+        """
+        since, failures, error = self._breaker.failing_since, self._breaker.failures, self._breaker.last_error
+        if since is None or error is None or failures == self._failures_recorded:
+            return
+        if time.monotonic() - since >= FAILING_SECONDS:
+            self._own_error, self._delivers = True, False
+            await self._store.record_failure(self._spec.name, error)
+            self._failures_recorded = failures
 
     async def _record_mended(self) -> None:
         """Record that the last error is over if an event was delivered after it."""

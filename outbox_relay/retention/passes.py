@@ -24,6 +24,8 @@ END_SECONDS = 2.0
 """Time limit for releasing the lease. Without a release it ends by itself."""
 TOO_LONG = frozenset({"57014", "55P03"})
 """SQLSTATEs of a statement that ran out of time or did not get a lock."""
+PARTITIONS = "empty partitions"
+"""Name of the step that removes one of them, which few passes have."""
 COUNT_EVENTS = 100_000
 """Number of events that one statement counts."""
 STEP_ROWS = 1_000
@@ -104,10 +106,12 @@ class RetentionPass:
         """
         self._failures.clear()
         self._left.clear()
+        if not drop and (failure := self._failed_before.get(PARTITIONS)) is not None:
+            self._failures[PARTITIONS] = failure
         if self._granted.hold_until is None:
             await self._try("the list of days", self._do_days)
             if drop:
-                await self._try("empty partitions", self._drop)
+                await self._try(PARTITIONS, self._drop)
             await self._try("uids", self._trim_uids)
             await self._try("inbox", self._trim_inbox)
             await self._try("dead letters", self._discard_dead)
@@ -130,10 +134,18 @@ class RetentionPass:
         except StatementFailed as error:
             if error.sqlstate not in TOO_LONG:
                 await self._store.renew_retention(self._lease)
+                self._note_error(name, error)
             self.outcome.left[name] = str(error)
             self._note_left(name, str(error))
             return str(error)
         return None
+
+    def _note_error(self, name: str, error: StatementFailed) -> None:
+        """Log an error of a day or a step, unless it failed with the same SQLSTATE before."""
+        self.outcome.failed = True
+        self._failures[name] = error.sqlstate or ""
+        if self._log and self._failed_before.get(name) != error.sqlstate:
+            self._log.warning("retention.failed", reason=f"{name}: {error}")
 
     async def _do(self, day: str) -> None:
         """Empty a day, or record the reason for which it is left."""

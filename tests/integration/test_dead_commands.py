@@ -218,7 +218,7 @@ def test_a_row_in_another_state_is_explained_with_the_option_that_selects_it(dat
             "update outbox.delivery set state = 'waiting', ordered = false, due_at = now() + interval '1 day'"
         )
     ended = ask(database, "dead", "discard", uid, "--reason", "r")
-    assert (ended.code, ended.out) == (0, "no dead or scheduled delivery matches\n")
+    assert (ended.code, ended.out) == (0, "no dead delivery matches\n")
     assert ended.err == f"event {uid} is waiting for sink crm: add --state waiting to select it\n"
     ended = ask(database, "dead", "discard", uid, "--reason", "r", "--state", "waiting")
     assert (ended.code, ended.out) == (0, "discarded 1 delivery\n")
@@ -236,9 +236,22 @@ def test_a_scheduled_event_that_is_named_is_cancelled(database: Database, uid: s
     ended = ask(database, "dead", "discard", "--sink", "crm", "--reason", "r", "--yes")
     assert (ended.code, ended.out) == (0, "no dead delivery matches\n")
     ended = ask(database, "dead", "discard", uid, "--reason", "r", "--dry-run")
-    assert (ended.code, ended.out) == (0, "1 dead or scheduled delivery matches\n")
+    assert (ended.code, ended.out) == (0, "1 scheduled delivery matches\n")
     ended = ask(database, "dead", "discard", uid, "--reason", "r")
     assert (ended.code, ended.out) == (0, "discarded 1 delivery\n")
+
+
+def test_the_scheduled_delivery_of_another_sink_is_not_cancelled(database: Database, uid: str) -> None:
+    with database.connect() as connection:
+        connection.execute(
+            "insert into outbox.delivery"
+            " (sink, id, shard, state, ordered, due_at, deliver_at, uid, type, key, payload, content_type, created_at)"
+            " select 'other', id, shard, 'waiting', false, now() + interval '1 day', now() + interval '1 day', uid,"
+            " type, key, payload, content_type, created_at from outbox.delivery"
+        )
+    ended = ask(database, "dead", "discard", uid, "--reason", "r")
+    assert (ended.code, ended.out) == (0, "discarded 1 delivery\n")
+    assert query(database, "select sink from outbox.delivery") == [("other",)]
 
 
 def test_an_age_in_a_filter_is_shown_as_people_write_it(database: Database, uid: str) -> None:

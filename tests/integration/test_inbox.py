@@ -383,7 +383,7 @@ async def test_an_asynchronous_handler_that_swallows_the_error_of_a_statement_fa
             await conn.execute("insert into nowhere values (1)")
 
     async with await shop.aconnect() as conn:
-        with pytest.raises(errors.InFailedSqlTransaction, match="the handler returned"):
+        with pytest.raises(errors.InFailedSqlTransaction):
             async with conn.transaction():
                 await handler(conn, Record(uuid4()))
 
@@ -405,3 +405,28 @@ def test_an_event_that_was_emitted_is_known_by_its_uid(shop: Database, conn: psy
         uid = outbox.emit(app, "order.paid", {})
     assert handle(conn, uid)
     assert query(shop, "select e.uid from outbox.event e join outbox.inbox i using (uid)") == [(uid,)]
+
+
+def test_a_handler_that_rolls_back_and_returns_has_not_handled_its_event(conn: psycopg.Connection[Any]) -> None:
+    @inbox.once_per_event("billing")
+    def handler(connection: psycopg.Connection[Any], _: Record) -> str:
+        connection.rollback()
+        connection.execute("select 1")
+        return "handled"
+
+    with pytest.raises(errors.InFailedSqlTransaction, match="the handler returned"):
+        handler(conn, Record(uuid4()))
+
+
+def test_a_handler_that_swallows_the_end_of_its_connection_has_not_handled_its_event(
+    shop: Database, conn: psycopg.Connection[Any]
+) -> None:
+    @inbox.once_per_event("billing")
+    def handler(connection: psycopg.Connection[Any], _: Record) -> str:
+        query(shop, "select pg_terminate_backend(%s)", connection.info.backend_pid)
+        with suppress(psycopg.OperationalError):
+            connection.execute("select 1")
+        return "handled"
+
+    with pytest.raises(psycopg.OperationalError), conn.transaction():
+        handler(conn, Record(uuid4()))

@@ -84,6 +84,7 @@ def test_a_day_that_cannot_be_emptied_stops_no_other(database: Database) -> None
         owner.execute("insert into outbox.uid (uid, created_at) values (gen_random_uuid(), now() - interval '99 days')")
         owner.execute("create publication everything for all tables")
         ended = retention(database, "run", "--json")
+        assert ended.code == 1, "a person has to look"
         assert ended.json["emptied"] == [date_ago(40), date_ago(39), date_ago(38)]
         assert "publishes deletes" in ended.json["kept"]["default"]
         assert one(owner, "select count(*) from outbox.uid") == 0
@@ -117,7 +118,7 @@ async def test_what_was_written_while_the_clock_was_ahead_does_not_last(database
         query(database, "select outbox.emit('job', '1', unique_key => 'done')")
         query(database, "update outbox.sink set created_at = now() + interval '1 day' returning 1")  # passes it by
         query(database, f"update outbox.unique_key set look_at = {HOUR_AHEAD} returning 1")
-        query(database, f"update outbox.shard set lease_until = {HOUR_AHEAD} returning 1")
+        query(database, f"update outbox.shard set owner = gen_random_uuid(), lease_until = {HOUR_AHEAD} returning 1")
         query(
             database,
             "insert into outbox.relay (id, name, version, sinks, seen_at)"
@@ -140,12 +141,21 @@ async def test_what_was_written_while_the_clock_was_ahead_does_not_last(database
             await asyncio.wait({chores})
 
 
+async def test_a_shard_that_was_released_while_the_clock_was_ahead_is_free(database: Database) -> None:
+    async with ledger(database) as books:
+        register(database, "jobs", "*")
+        query(database, "update outbox.shard set owner = null, lease_until = now() + interval '5 minutes' returning 1")
+        assert await books.store.cap_times(600.0) == 64
+        assert query(database, "select count(*) from outbox.shard where lease_until > clock_timestamp()") == [(0,)]
+
+
 @pytest.mark.parametrize("live", [1.0, 600.0])
 async def test_a_lease_of_a_relay_that_lives_is_not_shortened(database: Database, live: float) -> None:
     async with ledger(database) as books:
         register(database, "jobs", "*")
         until = "clock_timestamp() + %s * interval '1 second'"
-        [*before] = query(database, f"update outbox.shard set lease_until = {until} returning lease_until", live)
+        owned = f"update outbox.shard set owner = gen_random_uuid(), lease_until = {until} returning lease_until"
+        [*before] = query(database, owned, live)
         assert await books.store.cap_times(600.0) == 0
         assert sorted(query(database, "select lease_until from outbox.shard")) == sorted(before)
 

@@ -1078,6 +1078,19 @@ def test_no_partition_is_made_for_a_day_that_default_has_a_row_of(day_missing: D
         assert connection.execute("select count(*) from outbox.event_default").fetchall() == [(1,)]
 
 
+def test_a_partition_of_several_days_ends_before_a_day_that_default_has_a_row_of(day_missing: Database) -> None:
+    """Goes red when one event dated in the future keeps the partitions of a month from being made."""
+    with day_missing.connect(autocommit=True) as connection:
+        connection.execute("update outbox.retention set keep_days = 400, stated = true")
+        emitted(connection)
+        connection.execute("update outbox.event set created_at = created_at + interval '20 days'")
+        make(connection)
+        emitted(connection)
+        parts = connection.execute("select tableoid::regclass::text from outbox.event order by id").fetchall()
+    assert parts[0] == ("outbox.event_default",)
+    assert parts[1] != parts[0]
+
+
 def test_partitions_wait_for_nobody(day_missing: Database) -> None:
     """Without ``lock_timeout`` this waits for the open transaction, and every emit behind it."""
     with day_missing.connect(autocommit=True) as connection, day_missing.connect() as emitting:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -26,6 +27,7 @@ class Recording:
         self.fails = False
         self.paused: str | None = None
         self.mended: list[bool] = []
+        self.failures: list[str] = []
         self.reports: list[object] = []
 
     async def record_circuit(self, *report: object) -> str | None:
@@ -38,6 +40,10 @@ class Recording:
     async def pause_sink(self, *_: object) -> bool:
         """Pause the sink, which was not paused."""
         return True
+
+    async def record_failure(self, _sink: str, error: str) -> None:
+        """Keep the error of a closed circuit."""
+        self.failures.append(error)
 
     async def record_mended(self, _sink: str, *, own: bool) -> None:
         """Keep that the error is over."""
@@ -52,8 +58,8 @@ class Reported:
         self.store, self.log, self.due = Recording(), RecordedLog(), asyncio.Event()
         self.leases = SinkLeases("s", 1)
         self.parts: Any = SimpleNamespace(
-            state="closed", closed=True, failing=False, gone=None, last_error=None, reduced_limit=None, notice=None,
-            troubles={}, troubles_over=0, forget_gone=self._forget_gone,
+            state="closed", closed=True, failing_since=None, failures=0, gone=None, last_error=None,
+            reduced_limit=None, notice=None, troubles={}, troubles_over=0, forget_gone=self._forget_gone,
         )  # fmt: skip
         parts, store = self.parts, cast("Any", self.store)
         self.report = SinkReport(store, spec("s"), self.leases, parts, parts, parts, self.due, self.log)
@@ -99,15 +105,34 @@ async def test_an_error_that_no_delivery_follows_is_reported_although_the_circui
     reported: Reported, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Goes red when a sink with few events counts as healthy while each of them fails."""
-    await reported.now(failing=True, last_error="no such host")
-    assert reported.store.reports == [("s", "closed", None, None, 432_000)], "it may be over at once"
+    await reported.now(failing_since=time.monotonic(), failures=1, last_error="no such host")
+    assert reported.store.failures == [], "it may be over at once"
     monkeypatch.setattr(sink_report, "FAILING_SECONDS", 0.0)
     await reported.now()
-    assert reported.store.reports[1:] == [("s", "closed", "no such host", None, 432_000)]
-    await reported.now(failing=False)
+    await reported.now(notice=None)
+    assert reported.store.failures == ["no such host"], (
+        "each failure is recorded once: it may be over without a delivery"
+    )
+    await reported.now(failures=2)
+    assert len(reported.store.failures) == 2
+    await reported.now(failing_since=None)
     reported.report.delivered()
     await reported.now()
     assert reported.store.mended == [True]
+
+
+async def test_the_circuit_of_another_relay_stays_as_it_is_while_this_one_fails(
+    reported: Reported, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goes red when a relay whose circuit is closed ends the outage that another one has reported."""
+    monkeypatch.setattr(sink_report, "FAILING_SECONDS", 0.0)
+    await reported.now()
+    reported.leases.observe(ROW._replace(circuit="open"), stopping=False)
+    reported.due.clear()
+    reported.parts.failing_since, reported.parts.failures, reported.parts.last_error = 0.0, 1, "refused"
+    before = len(reported.store.reports)
+    await reported.now()
+    assert (len(reported.store.reports), reported.store.failures) == (before, ["refused"])
 
 
 # -- errors that are over ---------------------------------------------------------------------------------------------

@@ -114,8 +114,8 @@ def examine_partitions(in_default: int, ahead_seconds: float | None) -> Iterator
     if ahead_seconds is None or ahead_seconds < LEAST_AHEAD_SECONDS:
         yield Finding(
             "partitions-missing", "warning", "the partitions of the next day do not exist",
-            "there is only the DEFAULT partition" if ahead_seconds is None
-            else f"the newest one ends in {ahead_seconds / 3600:.1f} hours",
+            "today has no partition but DEFAULT" if ahead_seconds is None
+            else f"they end in {ahead_seconds / 3600:.1f} hours, or have a gap then",
             "start a relay, and check its log for partition errors",
         )  # fmt: skip
 

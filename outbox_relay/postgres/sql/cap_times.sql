@@ -1,8 +1,19 @@
 -- Mend what was written while the clock was ahead, and would last until it is that time again: leases of shards end in the
--- time of the longest lease at most, and relays were seen now. Owners and relays that live renew both before they end.
-with shards as (
-    update outbox.shard set lease_until = clock_timestamp() + %(most)s::double precision * interval '1 second'
-     where lease_until > clock_timestamp() + (%(most)s::double precision + 60) * interval '1 second'
+-- time of the longest lease at most, shards without an owner are free, and relays were seen now. Owners and relays that live
+-- renew both before they end.
+with late as materialized (
+    select s.sink, s.shard from outbox.shard s
+     where s.lease_until > clock_timestamp() + case when s.owner is null then 1 else %(most)s::double precision + 60 end
+                                               * interval '1 second'
+     order by s.sink, s.shard
+       for no key update skip locked
+),
+shards as (
+    update outbox.shard s
+       set lease_until = clock_timestamp() + case when s.owner is null then 0 else %(most)s::double precision end
+                                             * interval '1 second'
+      from late l
+     where s.sink = l.sink and s.shard = l.shard
     returning 1
 ),
 relays as (
