@@ -56,7 +56,8 @@ def run_suite(place: Path, conftest: str, *tests: str) -> str:
         (place / f"test_{number}.py").write_text(text)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(place), str(place)]
     programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": programs}
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    environment = {**own, "PATH": programs}
     done = subprocess.run(
         command, cwd=place, env=environment, capture_output=True, text=True, check=False, timeout=SUITE_SECONDS
     )
