@@ -10,9 +10,11 @@ from typing import Any
 import psycopg
 import pytest
 import structlog
+from annotated_types import Le
 
 from outbox_relay.postgres.migrations import migrate
-from outbox_relay.relay.housekeeping import Housekeeping
+from outbox_relay.relay.housekeeping import MOST_LEASE_SECONDS, Housekeeping
+from outbox_relay.settings.model import RelaySettings
 from tests.support.command import inside
 from tests.support.database import Database, query
 from tests.support.days import date_ago, emit_ago, fill_days, keep, one, retention
@@ -64,14 +66,17 @@ def test_the_schema_is_made_where_functions_are_checked_for_development(empty_da
     assert uid
 
 
-def test_patterns_are_the_same_whatever_a_session_takes_a_backslash_for(database: Database) -> None:
-    """Goes red when an erasure takes an event that is not delivered for one that no sink wants."""
+@pytest.mark.parametrize("setting", ["on", "off"])
+def test_patterns_are_the_same_whatever_a_session_takes_a_backslash_for(database: Database, setting: str) -> None:
+    """Goes red when an erasure takes an event that is not delivered for one that no sink wants.
+
+    Each setting has a session of its own: the function is read once in each.
+    """
     register(database, "jobs", "job_%.*")
     with database.connect() as connection:
-        for setting in ("on", "off"):
-            connection.execute(f"set standard_conforming_strings = {setting}".encode())
-            [(types,)] = connection.execute("select outbox.types_of('jobs')").fetchall()
-            assert types == ["job\\_\\%.%"], setting
+        connection.execute(f"set standard_conforming_strings = {setting}".encode())
+        [(types,)] = connection.execute("select outbox.types_of('jobs')").fetchall()
+    assert types == ["job\\_\\%.%"]
 
 
 def test_a_day_that_cannot_be_emptied_stops_no_other(database: Database) -> None:
@@ -158,6 +163,12 @@ async def test_a_lease_of_a_relay_that_lives_is_not_shortened(database: Database
         [*before] = query(database, owned, live)
         assert await books.store.cap_times(600.0) == 0
         assert sorted(query(database, "select lease_until from outbox.shard")) == sorted(before)
+
+
+def test_no_relay_may_have_longer_leases_than_those_that_are_shortened() -> None:
+    """Goes red when the largest setting grows: a shard of a relay that lives would lose its lease."""
+    [most] = [each.le for each in RelaySettings.model_fields["lease_seconds"].metadata if isinstance(each, Le)]
+    assert most == MOST_LEASE_SECONDS
 
 
 def test_a_partition_of_a_distant_day_does_not_stand_for_those_before(database: Database) -> None:
