@@ -382,3 +382,251 @@ begin
     return free + finished;
 end
 $$;
+
+-- As in version 21, and a row that was there counts although it is finished while this waits or runs, as after a restore or
+-- a seek, when an event may be read whose row is there already.
+create or replace function outbox.settle(
+    sink_name text, owner_id uuid,
+    shards smallint[], epochs bigint[], places integer[],
+    a_seqs bigint[], a_snapshots pg_snapshot[], a_nexts bigint[],
+    b_seqs bigint[], b_snapshots pg_snapshot[], b_nexts bigint[], last_ids bigint[],
+    ids bigint[], states text[], ordereds boolean[], due_in double precision[], attempt_counts integer[], claim_counts integer[],
+    leases uuid[], lease_for double precision[], errors text[], statuses integer[], last_attempts text[],
+    fence_shards smallint[], fence_epochs bigint[]
+) returns boolean
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    mine integer;
+    wanted integer;
+    added_rows integer;
+    former_rows integer;
+begin
+    if cardinality(ids) > 0 then
+        select count(*) into mine from (
+            select 1 from unnest(fence_shards, fence_epochs) f (shard, epoch)
+              join outbox.shard s on s.sink = sink_name and s.shard = f.shard and s.epoch = f.epoch and s.owner = owner_id
+             order by s.shard
+               for share of s
+        ) locked;
+        if mine <> cardinality(fence_shards) then
+            return false;
+        end if;
+        select count(distinct r.id) into wanted from unnest(ids) r (id);
+        with added as (
+            insert into outbox.delivery (
+                sink, id, shard, state, ordered, due_at, attempts, claims, lease, lease_until, owner, last_error, last_status,
+                last_attempt_at, last_attempt, uid, type, key, payload, content_type, headers, deliver_at, created_at, emitter
+            )
+            select sink_name, e.id, e.shard, r.state, r.ordered,
+                   coalesce(clock_timestamp() + r.due_in * interval '1 second', c.deliver_at, e.deliver_at, clock_timestamp()),
+                   r.attempts, r.claims, r.lease, clock_timestamp() + r.lease_for * interval '1 second',
+                   case when r.lease is not null then owner_id end, r.error, r.status,
+                   case when r.attempts > 0 or r.lease is not null or r.last_attempt is not null then clock_timestamp() end,
+                   r.last_attempt::jsonb,
+                   e.uid, e.type, e.key, e.payload, e.content_type, e.headers, coalesce(c.deliver_at, e.deliver_at), e.created_at,
+                   e.emitter
+              from unnest(ids, states, ordereds, due_in, attempt_counts, claim_counts, leases, lease_for, errors, statuses,
+                          last_attempts)
+                   r (id, state, ordered, due_in, attempts, claims, lease, lease_for, error, status, last_attempt)
+              join outbox.event e on e.id = r.id and not outbox.is_erased(e.content_type, e.payload)
+              left join lateral (
+                select s.uid, s.deliver_at from outbox.scheduled_change s
+                 where e.deliver_at is not null and s.uid = e.uid and (s.created_at = e.created_at) is true  -- not by its index
+              ) c on true
+             where c.uid is null or c.deliver_at is not null
+            on conflict (sink, id) do nothing returning id
+        ),
+        total as (select count(*) as n from added)
+        -- The rows that this statement saw before it added any. Not joined: a plan made while there was no row would go
+        -- through all rows of the sink for each id.
+        select t.n, case when t.n < wanted
+                         then (select count(*) from outbox.delivery d
+                                where d.sink = sink_name and d.id = any (ids) and d.id not in (select a.id from added a))
+                         else 0 end
+          into added_rows, former_rows
+          from total t;
+        if added_rows + former_rows < wanted then
+            former_rows := former_rows + outbox.mark_cancelled(sink_name, ids);
+        end if;
+        if added_rows + former_rows < wanted then
+            raise exception 'outbox.settle: % of % events are no longer in the log', wanted - added_rows - former_rows, wanted;
+        end if;
+    end if;
+    if cardinality(shards) > 0 then
+        insert into outbox.progress (
+            sink, shards, epochs, a_seq, a_snapshot, a_next, b_seq, b_snapshot, b_next, last_id
+        )
+        select sink_name, t.shards, t.epochs, p.a_seq, p.a_snapshot, p.a_next, p.b_seq, p.b_snapshot, p.b_next, p.last_id
+          from unnest(a_seqs, a_snapshots, a_nexts, b_seqs, b_snapshots, b_nexts, last_ids)
+               with ordinality p (a_seq, a_snapshot, a_next, b_seq, b_snapshot, b_next, last_id, place)
+         cross join lateral (
+            select array_agg(m.shard order by m.shard) as shards, array_agg(m.epoch order by m.shard) as epochs
+              from unnest(shards, epochs, places) m (shard, epoch, place) where m.place = p.place
+         ) t;
+    end if;
+    return true;
+end
+$$;
+
+-- As in version 24, and with rows that were there as in outbox.settle.
+create or replace function outbox.park_window(
+    sink_name text, owner_id uuid, shards smallint[], epochs bigint[], types text[],
+    a_seq bigint, a_snapshot pg_snapshot, a_next bigint, b_seq bigint, b_snapshot pg_snapshot, b_next bigint,
+    late boolean, after_id bigint, upto_id bigint, most_rows integer, most_bytes bigint,
+    end_a_seq bigint, end_a_snapshot pg_snapshot, end_a_next bigint,
+    end_b_seq bigint, end_b_snapshot pg_snapshot, end_b_next bigint, end_last bigint,
+    fair boolean, reason text, server text,
+    out mine boolean, out upto bigint, out passed smallint[], out parked integer, out dead integer,
+    out due_in double precision
+)
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
+as $$
+#variable_conflict use_variable
+declare
+    first_time constant timestamptz := '0001-01-01 00:00:00+00';
+    last_time constant timestamptz := '9998-12-31 00:00:00+00';
+    most_payload constant bigint := case when reason is null then 1::bigint << 30 else 0 end;
+    ids bigint[];
+    fault_ids bigint[];
+    faults text[];
+    earliest timestamptz;
+    latest timestamptz;
+    bytes bigint;
+    scan_end bigint;
+    fenced integer;
+    former_rows integer;
+    wanted integer;
+begin
+    perform outbox.only_at(server);
+    mine := true;
+    passed := '{}';
+    parked := 0;
+    dead := 0;
+    if late then
+        select array_agg(r.id order by r.id) filter (where r.shard >= 0), array_agg(distinct r.shard) filter (where r.shard >= 0),
+               array_agg(r.id order by r.id) filter (where r.fault is not null),
+               array_agg(r.fault order by r.id) filter (where r.fault is not null),
+               min(r.created_at) filter (where r.shard >= 0), max(r.created_at) filter (where r.shard >= 0),
+               max(r.id) filter (where r.shard < 0),
+               sum(coalesce(octet_length(r.payload), 0) + coalesce(octet_length(r.key), 0)
+                   + coalesce(octet_length(r.headers), 0))
+          into ids, passed, fault_ids, faults, earliest, latest, scan_end, bytes
+          from outbox.read_late(shards, types, a_snapshot, a_next, b_snapshot, after_id, upto_id, most_rows, most_bytes,
+                                most_payload) r;
+    else
+        select array_agg(r.id order by r.id), array_agg(distinct r.shard),
+               array_agg(r.id order by r.id) filter (where r.fault is not null),
+               array_agg(r.fault order by r.id) filter (where r.fault is not null),
+               min(r.created_at), max(r.created_at), null,
+               sum(coalesce(octet_length(r.payload), 0) + coalesce(octet_length(r.key), 0)
+                   + coalesce(octet_length(r.headers), 0))
+          into ids, passed, fault_ids, faults, earliest, latest, scan_end, bytes
+          from outbox.read_rest(shards, types, a_snapshot, b_snapshot, after_id, upto_id, most_rows, most_bytes,
+                                most_payload) r;
+    end if;
+    upto := scan_end;
+    if ids is null then
+        passed := '{}';
+        return;
+    end if;
+    if cardinality(ids) >= most_rows or bytes >= most_bytes then
+        upto := ids[cardinality(ids)];
+    end if;
+    select count(*) into fenced from (
+        select from unnest(shards, epochs) f (shard, epoch)
+          join outbox.shard s on s.sink = sink_name and s.shard = f.shard and s.epoch = f.epoch and s.owner = owner_id
+         where f.shard = any (passed)
+         order by s.shard
+           for share of s
+    ) locked;
+    if fenced <> cardinality(passed) then
+        mine := false;
+        return;
+    end if;
+    -- Marks of events that were discarded before the position was put back.
+    if exists (select from outbox.discarded m where m.sink = sink_name and m.id >= ids[1]) then
+        ids := array(select i.id from unnest(ids) i (id)
+                      where not exists (select from outbox.discarded m
+                                          join outbox.event e on e.id = m.id and e.uid = m.uid
+                                         where m.sink = sink_name and m.id = i.id));
+    end if;
+    wanted := cardinality(ids);
+    with added as (
+        insert into outbox.delivery (
+            sink, id, shard, state, ordered, due_at, ready, priority, tenant, last_error,
+            uid, type, key, payload, content_type, headers, deliver_at, created_at, emitter
+        )
+        select sink_name, n.id, n.shard,
+               case when n.fault is null then 'waiting' else 'dead' end, false, n.due_at,
+               n.due_at <= clock_timestamp(), n.priority, n.tenant, n.fault,
+               n.uid, n.type, n.key, n.payload, n.content_type, n.headers, n.deliver_at, n.created_at, n.emitter
+          from (
+            select e.id, e.shard, e.uid, e.type, case when octet_length(e.key) <= 1024 then e.key end as key,
+                   case when reason is null then e.payload end as payload, e.content_type,
+                   case when reason is null then e.headers end as headers, coalesce(c.deliver_at, e.deliver_at) as deliver_at,
+                   e.created_at, e.emitter, coalesce(e.priority, 0) as priority,
+                   case when fair then case when octet_length(e.tenant) <= 255 then e.tenant else '' end end as tenant,
+                   coalesce(reason, (select f.fault from unnest(fault_ids, faults) f (id, fault) where f.id = e.id)) as fault,
+                   case when e.deliver_at > e.created_at
+                        then greatest(first_time, least(coalesce(c.deliver_at, e.deliver_at), last_time))
+                        else now() end as due_at
+              from outbox.event e
+              left join lateral (
+                select s.uid, s.deliver_at from outbox.scheduled_change s
+                 where e.deliver_at is not null and s.uid = e.uid and (s.created_at = e.created_at) is true  -- not by its index
+              ) c on true
+             where e.id = any (ids)
+               and e.created_at >= case when earliest <= first_time then '-infinity' else earliest end
+               and e.created_at <= case when latest >= last_time then 'infinity' else latest end
+               and not outbox.is_erased(e.content_type, e.payload)
+               and (c.uid is null or c.deliver_at is not null)
+          ) n
+        on conflict (sink, id) do nothing returning id
+    ),
+    total as (select count(*) as n from added)
+    -- The rows that this statement saw before it added any. By the uid, too: after a restore two events may have the same id.
+    select t.n, case when t.n < wanted
+                     then (select count(*) from outbox.delivery d
+                            where d.sink = sink_name and d.id = any (ids) and d.id not in (select a.id from added a)
+                              and exists (select from outbox.event e where e.id = d.id and e.uid = d.uid))
+                     else 0 end
+      into parked, former_rows
+      from total t;
+    if parked + former_rows < wanted then
+        former_rows := former_rows + outbox.mark_cancelled(sink_name, ids);
+    end if;
+    if parked + former_rows < wanted then
+        raise exception 'outbox.park_window: % of % events are no longer in the log, or their ids are those of other rows',
+            wanted - parked - former_rows, wanted;
+    end if;
+    dead := case when reason is not null then parked else coalesce(cardinality(fault_ids), 0) end;
+    due_in := (select extract(epoch from min(d.due_at) - clock_timestamp()) from outbox.delivery d
+                where d.sink = sink_name and d.id = any (ids) and not d.ready and d.state = 'waiting');
+    insert into outbox.progress (
+        sink, shards, epochs, a_seq, a_snapshot, a_next, b_seq, b_snapshot, b_next, last_id
+    )
+    select sink_name, array_agg(f.shard order by f.shard), array_agg(f.epoch order by f.shard),
+           case when upto is null then end_a_seq else a_seq end,
+           case when upto is null then end_a_snapshot else a_snapshot end,
+           case when upto is null then end_a_next else a_next end,
+           case when upto is null then end_b_seq else b_seq end,
+           case when upto is null then end_b_snapshot else b_snapshot end,
+           case when upto is null then end_b_next else b_next end,
+           case when upto is null then end_last else upto end
+      from unnest(shards, epochs) f (shard, epoch) where f.shard = any (passed);
+end
+$$;

@@ -155,14 +155,16 @@ class Faults:
                 found = distance, strike.fault
         if found:
             return found[1]
-        return RESTORE if self._read_again(repeated) else None
+        return RESTORE if self._read_again(repeated, times) else None
 
-    def _read_again(self, repeated: Duplicate) -> bool:
+    def _read_again(self, repeated: Duplicate, times: Times) -> bool:
         """Return True if this was a row of a dump, and relays settled it before they read its event again."""
         rebased = [restored for restored in self._restores if restored.rebased <= repeated.before]
-        if self._backlog is None or not rebased or repeated.uid not in rebased[-1].read_again.get(self._sink, ()):
+        if not rebased or repeated.uid not in rebased[-1].read_again.get(self._sink, ()):
             return False
         since = rebased[-1].rebased
+        if self._backlog is None:
+            return repeated.again <= min(self._latest(since, times), since + MOST_SECONDS)
         return repeated.again <= min(self._backlog.cleared(since) + AFTER_SECONDS, since + MOST_SECONDS)
 
     def _in_flight(self, strike: Strike, before: float, times: Times) -> bool:

@@ -16,9 +16,8 @@ A restore of a dump (see `timeline`) takes events back. For each restore the jud
   the positions of the dump could have been written, with an allowance for a transaction that delayed them. No other
   fault explains such a duplicate. An event that arrives again only after several rebases must be unsettled in each of
   their dumps: it was due from the first rebase on, and the last one made it due once more.
-- At a sink whose rows are claimed in any order, an event may arrive twice after the rebase: if the dump has its row and
-  the positions do not cover it, relays may settle the row before they read the event again. All other duplicates after
-  a rebase need a fault.
+- An event may arrive twice after the rebase if the dump has its row and the positions do not cover it: relays may
+  settle the row before they read the event again. All other duplicates after a rebase need a fault.
 """
 
 from __future__ import annotations

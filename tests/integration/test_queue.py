@@ -17,6 +17,7 @@ from outbox_relay.postgres.rows import RowUpdate
 from outbox_relay.postgres.schema_versions import fit
 from tests.support.database import Database
 from tests.support.queued import Queue, job, names, queue
+from tests.support.triggers import finish_when_rows_are_added
 
 FAR = datetime(2100, 1, 1, tzinfo=UTC)
 
@@ -64,6 +65,18 @@ async def test_a_window_that_is_parked_again_makes_no_second_row(jobs: Queue) ->
     jobs.position = beginning
     assert (await jobs.park()).rows == 0
     assert names(await jobs.claim()) == ["a"]
+
+
+async def test_a_row_that_is_finished_while_its_event_is_parked_again_counts_as_parked(jobs: Queue) -> None:
+    jobs.emit(job("a"))
+    beginning = jobs.position
+    await jobs.park()
+    jobs.emit(job("b"))
+    jobs.position = beginning
+    with jobs.books.database.connect(autocommit=True) as connection:
+        finish_when_rows_are_added(connection, jobs.sink)
+        assert (await jobs.park()).rows == 1
+    assert names(await jobs.claim()) == ["b"]
 
 
 async def test_the_server_of_the_window_is_asked_before_anything_is_written(jobs: Queue) -> None:

@@ -24,6 +24,7 @@ from outbox_relay.postgres.database import statements
 from tests.support.database import Database
 from tests.support.postgres import PostgresServer
 from tests.support.recording import settled_unrecorded, unrecorded
+from tests.support.triggers import finish_when_rows_are_added
 from tests.support.wait import until
 
 pytestmark = pytest.mark.xdist_group("reading functions")
@@ -323,6 +324,19 @@ def test_row_that_is_there_already_stays_as_it_is(connection: Connection, sink: 
     assert Settlement(sink, [event, event], row={"attempts": 9, "states": "held", "errors": "second"}).run(connection)
     rows = connection.execute("select state, attempts, last_error from outbox.delivery where sink = %s", (sink,))
     assert rows.fetchall() == [("waiting", 3, "first")]
+
+
+def test_row_that_is_finished_meanwhile_counts_as_stored(connection: Connection, sink: str) -> None:
+    """As after a restore: the event was read again, and its row was there.
+
+    A trigger finishes it as soon as no statement that is under way can.
+    """
+    finished, other = emitted(connection), emitted(connection)
+    assert Settlement(sink, [finished]).run(connection)
+    finish_when_rows_are_added(connection, sink)
+    assert Settlement(sink, [finished, other], moved={7: (1, 50)}).run(connection)
+    assert connection.execute("select id from outbox.delivery where sink = %s", (sink,)).fetchall() == [(other[0],)]
+    assert stands(connection, sink, 7) == 50
 
 
 # -- claiming rows ------------------------------------------------------------------------------------------------

@@ -156,9 +156,14 @@ def test_after_a_restore_a_row_may_arrive_after_later_ones_of_its_key() -> None:
         ((1, 30.05), 40.1, "jobs", False),
         ((1, 29.0), 29.5, "jobs", False),
         ((2, 30.05), 40.0, "jobs", False),
-        ((1, 30.05), 40.0, "kafka", False),
+        ((1, 30.05), 40.0, "kafka", True),
+        ((1, 30.05), 330.1, "kafka", False),
+        ((2, 30.05), 40.0, "kafka", False),
     ],
-    ids=["read again", "after the log was read", "before the rebase", "covered by the positions", "in order"],
+    ids=[
+        *("read again", "after the log was read", "before the rebase", "covered by the positions"),
+        *("in order", "in order, too late", "in order, covered by the positions"),
+    ],
 )
 def test_a_row_of_a_dump_may_arrive_before_its_event_is_read_again(
     came: tuple[int, float], again: float, sink: str, explained: bool
