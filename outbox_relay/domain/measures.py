@@ -5,7 +5,7 @@ Recording is cheap and never raises. A call of many events costs no more than ``
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -46,6 +46,14 @@ class Exemplar(NamedTuple):
     at: float
 
 
+class DeliveredCall(NamedTuple):
+    """A call that delivered one event in ``seconds``, and was answered at ``ended``, a ``time.monotonic()`` value."""
+
+    event: StoredEvent
+    seconds: float
+    ended: float
+
+
 class Distribution(NamedTuple):
     """A copy of a histogram: the count of each bucket, the sum of the observations, and an exemplar per bucket."""
 
@@ -75,6 +83,36 @@ class Histogram:
         self._counts[bucket] += weight
         self._sum += seconds * weight
         return bucket
+
+    def observe_all(self, found: Sequence[float]) -> None:
+        """Add one observation of each of the durations. Many cost little more than their sorting."""
+        ordered, counts, seen = sorted(found), self._counts, 0
+        for bucket, bound in enumerate(BOUNDS):
+            upto = bisect_right(ordered, bound, seen)
+            counts[bucket] += upto - seen
+            seen = upto
+        counts[-1] += len(ordered) - seen
+        self._sum += sum(ordered)
+
+    def observe_calls(self, calls: Sequence[DeliveredCall], now: datetime, at: float) -> None:
+        """Add the time from the beginning of each event to the end of its call, and keep exemplars.
+
+        ``now`` is the time at ``at``, a ``time.monotonic()`` value.
+        """
+        waited = [(now - _begun(event)).total_seconds() - (at - ended) for event, _, ended in calls]
+        if min(waited) < 0.0:
+            waited = [max(0.0, seconds) for seconds in waited]
+        self.observe_all(waited)
+        seen_at, exemplars = now.timestamp(), self._exemplars
+        fresh = [kept is not None and 0.0 <= seen_at - kept.at < KEEP_EXEMPLAR_SECONDS for kept in exemplars]
+        least, most = (bisect_left(BOUNDS, found) for found in (min(waited), max(waited)))
+        if all(fresh[least : most + 1]):
+            return
+        for seconds, (event, _, _) in zip(waited, calls, strict=True):
+            bucket = bisect_left(BOUNDS, seconds)
+            if not fresh[bucket]:
+                fresh[bucket] = True
+                exemplars[bucket] = Exemplar(seconds, event.uid, _traced(event.headers), seen_at)
 
     def observe_events(self, events: Sequence[StoredEvent], weight: int, count: int, now: datetime) -> None:
         """Add the time from the beginning of each event to ``now``, and keep exemplars.
@@ -142,6 +180,14 @@ class SinkMeasures:
             return
         step = -(-count // MOST_OBSERVED)
         self.end_to_end.observe_events(events[::step], step, count, now)
+
+    def delivered_each(self, calls: Sequence[DeliveredCall], now: datetime, at: float) -> None:
+        """Record calls that delivered one event each. ``now`` is the database's time at ``at``."""
+        if not calls:
+            return
+        self._attempts("delivered").observe_all([seconds for _, seconds, _ in calls])
+        if now.year >= FIRST_YEAR:
+            self.end_to_end.observe_calls(calls, now, at)
 
     def attempted(self, verdict: Verdict, seconds: float) -> None:
         """Record an attempt that failed, by the verdict that counts. An event behind another one had no attempt."""
@@ -226,6 +272,12 @@ def outcome_of(verdict: Verdict) -> Outcome | None:
             return None
         case Unavailable():
             return "unavailable"
+
+
+def _begun(event: StoredEvent) -> datetime:
+    """Return the time from which on the event could be delivered."""
+    due = event.deliver_at
+    return event.created_at if due is None or due < event.created_at else due
 
 
 def _traced(headers: str | None) -> str | None:

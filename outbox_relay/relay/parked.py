@@ -32,6 +32,7 @@ from outbox_relay.relay.queue_claims import QueueClaims, RowsInHand
 from outbox_relay.relay.shared_limits import UNLIMITED, Admission
 from outbox_relay.relay.slow_deliveries import SlowDeliveries
 from outbox_relay.relay.slow_requests import SlowRequests
+from outbox_relay.sinks import Prefetches
 
 START_SECONDS = 1.0
 """Time after a claim within which the calls with its rows begin. Rows of later ones go back."""
@@ -63,6 +64,8 @@ class ParkedDeliveries:
         self._pace = ParkedPace.for_sink(context)
         self._extensions = LeaseExtensions(context, store)
         self._slow_deliveries = SlowDeliveries(context, slow_requests, self._settler, self._extensions)
+        self._calls_wait = isinstance(context.sink, Prefetches)
+        """True if a call always gives other tasks their turn, since it waits for another process."""
         self._expects_rows = False
         self._finishing = Finishing()
         self._ahead: asyncio.Task[ClaimedCalls] | None = None
@@ -357,7 +360,7 @@ class ParkedDeliveries:
             while rows:
                 await self._call(rows, calls.until, calls.permit, admission)
                 served += self._context.limiter.limit  # as many calls as all slots make meanwhile
-                if served >= TURN_CALLS:
+                if served >= TURN_CALLS and not self._calls_wait:
                     served = 0
                     await asyncio.sleep(0)
                 rows = calls.next() if self._keeps_slot(calls.permit, admission) else []

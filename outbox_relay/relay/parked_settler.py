@@ -10,7 +10,7 @@ from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.attempts import AttemptRecord, delivery_record, failure_record
 from outbox_relay.domain.errors import StatementFailed
-from outbox_relay.domain.measures import DeadReason
+from outbox_relay.domain.measures import DeadReason, DeliveredCall
 from outbox_relay.domain.outcomes import (
     DELIVERED,
     DeadLetter,
@@ -55,6 +55,7 @@ class ParkedSettler:
         self._recorder = recorder
         self._done: list[tuple[ClaimedRow, AttemptRecord | None]] = []
         self._back: list[tuple[ClaimedRow, RowUpdate, DeadReason | None]] = []
+        self._unmeasured: list[DeliveredCall] = []
         self._due = asyncio.Event()
         self._settled = asyncio.Event()
         self._gathered = asyncio.Event()
@@ -131,8 +132,16 @@ class ParkedSettler:
             self._gathered.set()
 
     def measure_delivered(self, rows: list[ClaimedRow], seconds: float) -> None:
-        """Count rows that one call of ``seconds`` delivered."""
-        self._context.measures.delivered([row.event for row in rows], seconds, self._context.now())
+        """Count rows that one call of ``seconds`` delivered. Those of calls with a single row are counted together."""
+        if len(rows) == 1:
+            self._unmeasured.append(DeliveredCall(rows[0].event, seconds, time.monotonic()))
+        else:
+            self._context.measures.delivered([row.event for row in rows], seconds, self._context.now())
+
+    def _measure(self) -> None:
+        """Count the rows that were delivered since this was called last."""
+        calls, self._unmeasured = self._unmeasured, []
+        self._context.measures.delivered_each(calls, self._context.now(), time.monotonic())
 
     def delivered(self, row: ClaimedRow, verdict: Verdict) -> None:
         """Settle a row that was delivered."""
@@ -197,11 +206,14 @@ class ParkedSettler:
 
     async def run(self) -> None:
         """Write outcomes as they come, together if there are several, until cancelled."""
-        while True:
-            await self._due.wait()
-            await self._gather()
-            self._due.clear()
-            await self.settle()
+        try:
+            while True:
+                await self._due.wait()
+                await self._gather()
+                self._due.clear()
+                await self.settle()
+        finally:
+            self._measure()
 
     async def _gather(self) -> None:
         """Wait for more outcomes, at most for ``GATHER_SECONDS``, while rows are being delivered.
@@ -227,6 +239,7 @@ class ParkedSettler:
 
         Outcomes that were not written are kept in any case. Raises ``StatementFailed`` after repeated failures.
         """
+        self._measure()
         done, back = len(self._done), len(self._back)
 
         async def write(most: int) -> bool:

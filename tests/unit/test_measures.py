@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox_relay.domain.event import StoredEvent
-from outbox_relay.domain.measures import BOUNDS, MOST_OBSERVED, Histogram, SinkMeasures, quantile, since
+from outbox_relay.domain.measures import BOUNDS, MOST_OBSERVED, DeliveredCall, Histogram, SinkMeasures, quantile, since
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Unavailable, Verdict
 from outbox_relay.sinks.contract.handing import an_event
 
@@ -79,10 +79,37 @@ def test_end_to_end_begins_when_an_event_may_be_delivered(event: StoredEvent, wa
     assert measures.end_to_end.copy().sum == waited
 
 
+@given(st.lists(st.sampled_from((0.0, 0.0005, 0.001, 0.0011, 0.7, 300.0, 300.1, 1e9)) | st.floats(0.0, 400.0)))
+def test_many_observations_are_counted_as_one_by_one(seconds: list[float]) -> None:
+    together, each = Histogram(), Histogram()
+    together.observe_all(seconds)
+    for one in seconds:
+        each.observe(one)
+    assert together.copy().counts == each.copy().counts
+    assert together.copy().sum == pytest.approx(each.copy().sum)
+
+
+@given(st.lists(st.tuples(st.floats(-5.0, 400.0), st.floats(0.0, 1.0), st.floats(0.0, 0.1)), min_size=1))
+def test_calls_that_are_recorded_together_count_as_they_ended(calls: list[tuple[float, float, float]]) -> None:
+    together, each = SinkMeasures(), SinkMeasures()
+    together.delivered_each(
+        [DeliveredCall(emitted(waited), took, 100.0 - ago) for waited, took, ago in calls], NOW, 100.0
+    )
+    for waited, took, ago in calls:
+        each.delivered([emitted(waited)], took, NOW - timedelta(seconds=ago))
+    assert together.attempts["delivered"].copy().counts == each.attempts["delivered"].copy().counts
+    found, expected = together.end_to_end.copy(), each.end_to_end.copy()
+    assert found.sum == pytest.approx(expected.sum, abs=1e-3)
+    kept = [place for place, exemplar in enumerate(found.exemplars) if exemplar is not None]
+    assert kept == [place for place, count in enumerate(found.counts) if count]
+
+
 def test_no_time_is_observed_before_the_clock_of_the_database_is_known() -> None:
     measures = SinkMeasures()
     measures.delivered([emitted(1.0)], 0.2, datetime.min.replace(tzinfo=UTC))
     assert (measures.delivered_count, measures.end_to_end.count) == (1, 0)
+    measures.delivered_each([DeliveredCall(emitted(1.0), 0.2, 1.0)], datetime.min.replace(tzinfo=UTC), 1.0)
+    assert (measures.delivered_count, measures.end_to_end.count) == (2, 0)
 
 
 @pytest.mark.parametrize(

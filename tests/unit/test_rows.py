@@ -481,6 +481,18 @@ async def test_outcomes_that_cannot_be_written_stay_and_the_session_ends_in_the_
     assert parked.deliveries.under_way == 100
 
 
+async def test_rows_that_are_delivered_and_not_settled_are_counted_when_the_session_ends() -> None:
+    parked = _parked()
+    running = asyncio.ensure_future(parked.settler.run())
+    await asyncio.sleep(0)
+    for row in [_row(key=None, ordered=False)] * 3:
+        parked.settler.settle_call([row], [DELIVERED], 0.1, Permit(0, probe=False))
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert parked.store.measures.delivered_count == 3
+
+
 class Payload:
     """The reads of a row's payload, answered one after another; an error is raised."""
 

@@ -122,6 +122,7 @@ class WorkerProcess:
         self.served = False
         """True once a call was answered."""
         self._number = 0
+        self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
         self._finished = asyncio.Event()
         self._end_reason = ""
@@ -174,7 +175,7 @@ class WorkerProcess:
         try:
             self._spawn(theirs.fileno())
             ours.setblocking(False)
-            await asyncio.get_running_loop().create_connection(lambda: self._channel, sock=ours)
+            await self._loop.create_connection(lambda: self._channel, sock=ours)
         except BaseException:
             ours.close()
             raise
@@ -198,7 +199,7 @@ class WorkerProcess:
 
     def _exited(self) -> None:
         """End soon after the process: what it has sent is read before, and its end of the pipe may have been copied."""
-        asyncio.get_running_loop().call_later(DRAIN_SECONDS, self._end_soon)
+        self._loop.call_later(DRAIN_SECONDS, self._end_soon)
 
     def _end_soon(self) -> None:
         self._ended.set()
@@ -289,7 +290,7 @@ class WorkerProcess:
         ends_at = lease_clock() + seconds + (PREFETCH_SECONDS if waits else 0.0)
         sent = item(number, until, ends_at, len(body), *values, body=body)
         self._number = number
-        call = Call(number, event, planned, ends_at, asyncio.get_running_loop().create_future(), waits)
+        call = Call(number, event, planned, ends_at, self._loop.create_future(), waits)
         self.calls[number] = call
         self._idle.clear()
         self._channel.send("deliver", sent, body)
@@ -304,12 +305,12 @@ class WorkerProcess:
         """End a call that has no time left, with the process unless it ends in ``LATE_SECONDS``. Return its end."""
         self.cancel(call)
         call.stuck, call.ends_at = "stuck", min(call.ends_at, lease_clock())
-        call.ended = call.ended or asyncio.get_running_loop().create_future()
+        call.ended = call.ended or self._loop.create_future()
         return call.ended
 
     async def check(self) -> str | None:
         """Return why the handler's database cannot be used, or None."""
-        self._checked = asyncio.get_running_loop().create_future()
+        self._checked = self._loop.create_future()
         self._channel.send("check", b"null")
         try:
             async with asyncio.timeout(CHECK_SECONDS):
