@@ -107,7 +107,10 @@ async def audit(request: Request) -> Response:
 
 
 async def action(request: Request) -> Response:
-    """Plan an action with ``dry_run``, or begin it and answer with its job."""
+    """Plan an action with ``dry_run``, or begin it and answer with its job.
+
+    Raises what the plan raises, and the same if the action refuses a value at once.
+    """
     fields, dry_run = _body(await request.body())
     if not request.scope[BY_TOKEN] and not has_token(request, {CSRF_FIELD: request.headers.get("x-csrf-token", "")}):
         return JSONResponse({"error": "without a bearer token, X-CSRF-Token must have the token of a form"}, 403)
@@ -117,6 +120,8 @@ async def action(request: Request) -> Response:
         names = ("title", "effects", "possible", "fields", "reason_required")
         return _json({name: value for name, value in asdict(planned).items() if name in names})
     job = await act.start(request, fields)
+    if job.refusal is not None:
+        raise job.refusal
     return _json(job.as_dict(), 202 if job.state == "running" else 200)
 
 

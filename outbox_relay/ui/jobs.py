@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from outbox_relay.domain.errors import RelayError
+from outbox_relay.domain.errors import ConfigurationError, NotFound, RelayError
 from outbox_relay.service.logs import logger
 
 KEPT_MOST = 200
@@ -38,6 +38,8 @@ class Job:
     state: Literal["running", "done", "failed"] = "running"
     done: int = 0
     said: str = ""
+    refusal: ConfigurationError | NotFound | None = None
+    """The error if it was refused for the values that it was given, and has changed nothing."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the job for the API."""
@@ -94,6 +96,8 @@ class Jobs:
             job.state = "done"
         except RelayError as error:
             job.state, job.said = "failed", str(error)
+            if isinstance(error, ConfigurationError | NotFound) and not job.done:
+                job.refusal = error
         except asyncio.CancelledError:
             job.state, job.said = "failed", "it was interrupted: ask for it again for the rest"
             raise

@@ -160,6 +160,24 @@ async def test_a_field_that_means_nothing_widens_no_action(books: Ledger, tokens
     assert books.query("select count(*) from outbox.delivery where state = 'dead'") == [(1,)]
 
 
+@pytest.mark.parametrize(
+    ("action", "body", "status", "said"),
+    [
+        ("discard", {"sink": "s", "state": "dead"}, 400, "needs a reason"),
+        ("retry", {"sink": "s", "rate": "0"}, 400, "rate"),
+        ("seek", {"sink": "s"}, 400, "to "),
+        ("seek", {"sink": "none", "to": "now"}, 404, "no sink"),
+    ],
+)
+async def test_a_value_that_an_action_refuses_is_an_error(
+    books: Ledger, tokens: Tokens, action: str, body: dict[str, str], status: int, said: str
+) -> None:
+    await filled(books)
+    async with browsing(books.database, tokens=tokens) as page:
+        answer = await page.client.post(f"/api/v1/actions/{action}", json=body, headers=bearer(OPERATOR))
+        assert (answer.status_code, said in answer.json()["error"]) == (status, True), answer.text
+
+
 async def test_without_a_token_an_action_needs_that_of_a_form(books: Ledger) -> None:
     async with browsing(books.database) as page:
         own = {"sec-fetch-site": "same-origin"}
