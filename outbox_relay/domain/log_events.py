@@ -55,6 +55,7 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         # Sinks
         "database.not_listening": "no connection to listen on; the log is polled",
         "sink.restarted": "session of a sink restarted after an error",
+        "sink.reloaded": "session of a sink restarted with new settings",
         "sink.followed": "new settings beside requests in flight",
         "sink.prepare_failed": "session that follows is prepared again",
         "sink.paused": "sink paused until it is resumed",

@@ -14,6 +14,7 @@ from outbox_relay.domain.errors import (
     DatabaseUnavailable,
     DatabaseUnusable,
     RelayError,
+    Reloaded,
     SessionReset,
     StatementFailed,
 )
@@ -99,6 +100,9 @@ class Supervisor:
     ) -> AsyncRetrying:
         async def before_pause(state: RetryCallState) -> None:
             error = state.outcome.exception() if state.outcome else None
+            if isinstance(error, Reloaded):
+                self._log.info("sink.reloaded", **values, reason=str(error))
+                return
             self._rate_limited_log.warning(
                 event,
                 **values,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from outbox_relay.domain.errors import ConfigurationError, DatabaseUnavailable, DatabaseUnusable, SessionReset
+from outbox_relay.domain.errors import ConfigurationError, DatabaseUnavailable, DatabaseUnusable, Reloaded, SessionReset
 from outbox_relay.service import supervisor
 from outbox_relay.service.supervisor import OUT_OF_MEMORY_MAX, Supervisor
 from tests.support.logs import RecordedLog
@@ -60,6 +60,13 @@ async def test_a_part_is_started_again_after_what_a_service_survives(process: Pr
         ("warning", "part.restarted", "old", SessionReset.reason),
         ("warning", "part.restarted", "refused", DatabaseUnusable.reason),
     ]
+
+
+async def test_a_reload_is_logged_as_no_error(process: Process) -> None:
+    part = Part([Reloaded("the configuration was reloaded")] * 2)
+    await process.supervisor.supervise("part", part.run, sink="crm")
+    said = ("info", "sink.reloaded", {"sink": "crm", "reason": "the configuration was reloaded"})
+    assert (part.starts, process.log.lines) == (3, [said] * 2)
 
 
 async def test_a_cause_that_recurs_is_logged_once(process: Process) -> None:
