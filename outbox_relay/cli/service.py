@@ -56,7 +56,7 @@ def _check(arguments: argparse.Namespace) -> int:
         problems = [*FILES.call(lambda: check.unusable_plugins(loaded)), *chain(*check.refused_values(loaded).values())]
         warnings += FILES.call(lambda: webhooks.unreadable(loaded))
         try:
-            loaded.database.require_dsn()
+            FILES.call(loaded.database.dsn)
         except ConfigurationError as error:
             warnings.append(str(error))
     problems = [*FILES.call(lambda: settings.dsn_faults(loaded)), *problems]

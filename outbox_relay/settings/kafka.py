@@ -31,6 +31,14 @@ def _template(value: str) -> str:
     return value
 
 
+def _may_match(pattern: str, template: TopicTemplate) -> bool:
+    """Return False if ``pattern`` matches no topic that the template makes, as far as its beginning shows."""
+    if not template.fields:
+        return matches(pattern, template.text)
+    start = pattern.partition("*")[0]
+    return start.startswith(template.start) or ("*" in pattern and template.start.startswith(start))
+
+
 class KafkaSettings(SinkSettings):
     """A sink that produces to Kafka."""
 
@@ -68,9 +76,10 @@ class KafkaSettings(SinkSettings):
     @field_validator("topics")
     @classmethod
     def _allow_the_topic(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        topic: str = info.data.get("topic", "{type}")
-        if value and not TopicTemplate.parse(topic).fields and not any(matches(pattern, topic) for pattern in value):
-            raise ValueError("does not allow the topic of this sink: add it, or leave topics out")
+        template = TopicTemplate.parse(info.data.get("topic", "{type}"))
+        if value and not any(_may_match(pattern, template) for pattern in value):
+            allowed = "any topic" if template.fields else "the topic"
+            raise ValueError(f"does not allow {allowed} of this sink: add it, or leave topics out")
         return value
 
     @field_validator("registry")

@@ -313,6 +313,19 @@ def test_check_warns_of_what_is_allowed_and_is_content(tmp_path: Path) -> None:
     assert "no database is named" in ended.err
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(None, "No such file or directory"), ("no dsn", 'should be "postgresql://USER@HOST:PORT/DATABASE"')],
+)
+def test_check_warns_of_a_dsn_file_that_cannot_be_used(tmp_path: Path, content: str | None, said: str) -> None:
+    """It may exist only where the relay runs."""
+    file = tmp_path / "dsn"
+    if content is not None:
+        file.write_text(content, encoding="utf-8")
+    ended = inside("check", "-c", toml(tmp_path, f'[database]\ndsn_file = "{file}"\n{KAFKA}'))
+    assert (ended.code, f"warning: dsn_file {file}: {said}" in ended.err) == (0, True), ended.err
+
+
 def test_a_missing_file_is_wrong_configuration() -> None:
     ended = inside("status", "-c", "missing.toml")
     assert (ended.code, ended.out) == (2, "")

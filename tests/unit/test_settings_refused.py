@@ -226,6 +226,7 @@ WRONG: list[tuple[str, str, str, str]] = [
     ("shop.{type}", "__consumer_offsets", "sinks.events.topic", "begins with __, as Kafka's internal topics do"),
     ("shop.{type}", "__{type}", "sinks.events.topic", "begins with __, as Kafka's internal topics do"),
     ('"shop.{type}"', '"a"\ntopics = ["b.*"]', "sinks.events.topics", "does not allow the topic of this sink"),
+    ('"shop.{type}"', '"shop.{type}"\ntopics = ["b.*", "sho"]', "sinks.events.topics", "does not allow any topic"),
     ('"shop.{type}"', '"a"\ntopics = ["__a"]', "sinks.events.topics[0]", "begins with __"),
     ('"shop.{type}"', '"a"\ntopics = ["a b"]', "sinks.events.topics[0]", "should be the name of a topic, with *"),
     ('"shop.{type}"', '"a"\ntopics = [""]', "sinks.events.topics[0]", "should be the name of a topic, with *"),
