@@ -472,7 +472,7 @@ def test_address_is_judged_by_what_is_listed(tmp_path: Path) -> None:
         (f'["{SECRET}", {{secret = "{SECRET}", til = 2027-01-01T00:00:00Z}}]', "til: there is no such setting"),
         ("[{until = 2027-01-01T00:00:00Z}]", "secrets[0].secret: is required"),
         ("[3]", "secrets[0]: should be a table"),
-        (f'"{CANARY}"', "secrets: should be a valid tuple"),
+        (f'"{CANARY}"', "secrets: should be a list: ["),
         (json.dumps([SECRET] * 17), "secrets: "),
         (f'["{SECRET}"]\nsecrets_file = "x"', "sinks.crm.secrets_file: excludes secrets: give one of the two"),
     ],
