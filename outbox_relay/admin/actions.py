@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from difflib import get_close_matches
 from uuid import UUID
 
@@ -77,11 +78,13 @@ async def emit(
     tenant: str | None = None,
     priority: int | None = None,
     unique_key: str | None = None,
+    deliver_at: datetime | timedelta | None = None,
 ) -> UUID:
-    """Emit one event in its own transaction, and return its uid.
+    """Emit one event in its own transaction, and return its uid. ``deliver_at`` may be a delay from now.
 
     Raises ``ConfigurationError`` for an event that the outbox refuses, ``DatabaseUnusable`` or ``DatabaseUnavailable``.
     """
+    due = await _from_now(store, deliver_at) if isinstance(deliver_at, timedelta) else deliver_at
     try:
         async with store.transaction() as connection:
             return await outbox.aemit(
@@ -90,6 +93,7 @@ async def emit(
                 payload,
                 key=key,
                 headers=headers,
+                deliver_at=due,
                 uid=uid,
                 content_type=content_type,
                 tenant=tenant,
@@ -98,3 +102,13 @@ async def emit(
             )
     except outbox.InvalidEvent as error:
         raise ConfigurationError(str(error)) from None
+
+
+async def _from_now(store: Store, delay: timedelta) -> datetime:
+    """Return the database's time after ``delay``. Raises ``ConfigurationError`` if there is no such time."""
+    async with store.transaction() as connection:
+        [(now,)] = await (await connection.execute("select pg_catalog.now()")).fetchall()
+    try:
+        return now + delay
+    except OverflowError:
+        raise ConfigurationError("deliver_at lies outside the years 1 to 9998") from None

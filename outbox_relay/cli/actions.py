@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 from uuid import UUID
 
-from outbox_relay.cli.arguments import PAYLOAD_BYTES, header, integer_between, text, uid
+from outbox_relay.cli.arguments import PAYLOAD_BYTES, due, header, integer_between, text, uid
 from outbox_relay.cli.command import add_command, query
 from outbox_relay.cli.confirmation import actor
 from outbox_relay.cli.output import DONE
@@ -38,6 +38,9 @@ def add(commands: Any) -> None:
     emit.add_argument("--payload", metavar="FILE", help="the payload, byte for byte; - is stdin; default: {}")
     emit.add_argument("--header", type=header, metavar="NAME=VALUE", action="append", default=[], help="a header")
     emit.add_argument("--content-type", type=text, metavar="TYPE", help="default: application/json, which is checked")
+    emit.add_argument(
+        "--deliver-at", type=due, metavar="TIME", help="not before 2026-11-23T08:00:00Z, or a delay such as 15m, 2h, 3d"
+    )
     emit.add_argument("--uid", type=uid, help="an idempotency key; a second emit with it does nothing")
     emit.add_argument("--tenant", type=text, help="the tenant to which the event belongs")
     emit.add_argument(
@@ -85,6 +88,7 @@ def _emit(arguments: argparse.Namespace) -> int:
             payload,
             key=arguments.key,
             headers=headers or None,
+            deliver_at=arguments.deliver_at,
             content_type=arguments.content_type or "application/json",
             uid=arguments.uid,
             tenant=arguments.tenant,

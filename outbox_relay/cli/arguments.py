@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from uuid import UUID
 
-from outbox_relay.domain.moment import read_moment
+from outbox_relay.domain.moment import read_due, read_moment
 
 PAYLOAD_LEAST, PAYLOAD_BYTES = 1 << 10, 64 << 20
 """Smallest and largest payload ceiling, in bytes."""
@@ -57,6 +58,14 @@ def moment(value: str) -> str:
     """
     try:
         return read_moment(value)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def due(value: str) -> datetime | timedelta:
+    """Return a time with its zone, or a delay such as 90s, 2h, 3d, which the database adds to its own clock."""
+    try:
+        return read_due(value)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

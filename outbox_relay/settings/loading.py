@@ -107,7 +107,7 @@ def _text(details: ErrorDetails, loc: SettingPath) -> str:
         case "missing":
             text = "is required"
         case _:
-            text = details["msg"].replace("valid dictionary", "table").replace("valid tuple", "list: [\"…\", …]")
+            text = details["msg"].replace("valid dictionary", "table").replace("valid tuple", 'list: ["…", …]')
             for subject in ("Input ", "String ", "Tuple ", "Dictionary "):
                 text = text.removeprefix(subject)
     last = max(n for n, step in enumerate(loc) if isinstance(step, str))

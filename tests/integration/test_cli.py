@@ -20,7 +20,7 @@ from outbox_relay.relay.row_leases import new_row_lease
 from outbox_relay.workbench.embedded.ports import free_port
 from tests.docs.parsing import parsers
 from tests.support.command import Ended, inside, outbox_relay
-from tests.support.database import Database
+from tests.support.database import Database, query
 from tests.support.examples import PAGE, answer, register, same
 from tests.support.kafka import KafkaBroker
 from tests.support.postgres import PostgresServer
@@ -129,6 +129,17 @@ def test_emit_takes_what_a_queue_needs_and_why_shows_it(database: Database) -> N
     assert ask(database, "emit", "job", "--priority", "32768").code == 2
     with database.connect() as connection:
         assert connection.execute("select count(*) from outbox.event").fetchone() == (1,)
+
+
+def test_emit_schedules_an_event(database: Database) -> None:
+    times = "2h", "2100-01-01T01:00+01:00"
+    uids = [ask(database, "emit", "t", "--deliver-at", time).out.strip() for time in times]
+    found = query(database, "select uid::text, deliver_at, deliver_at - created_at from outbox.event order by id")
+    assert [uid for uid, _, _ in found] == uids
+    assert timedelta(hours=2) - found[0][2] < timedelta(minutes=1)
+    assert found[1][1] == datetime(2100, 1, 1, tzinfo=UTC)
+    for wrong, said in (("2", "or a delay such as"), ("2100-01-01", "zone"), ("999999999d", "outside the years")):
+        refused(ask(database, "emit", "t", "--deliver-at", wrong), 2, said)
 
 
 def test_emit_stores_the_payload_byte_for_byte(database: Database, tmp_path: Path) -> None:
