@@ -407,6 +407,7 @@ declare
     mine integer;
     wanted integer;
     added_rows integer;
+    former bigint[];
     former_rows integer;
 begin
     if cardinality(ids) > 0 then
@@ -445,16 +446,21 @@ begin
             on conflict (sink, id) do nothing returning id
         ),
         total as (select count(*) as n from added)
-        -- The rows that this statement saw before it added any. Not joined: a plan made while there was no row would go
-        -- through all rows of the sink for each id.
+        -- The rows that this statement saw before it added any. By the uid, too: after a restore two events may have the
+        -- same id. Not joined: a plan made while there was no row would go through all rows of the sink for each id.
         select t.n, case when t.n < wanted
-                         then (select count(*) from outbox.delivery d
-                                where d.sink = sink_name and d.id = any (ids) and d.id not in (select a.id from added a))
-                         else 0 end
-          into added_rows, former_rows
+                         then array(select d.id from outbox.delivery d
+                                     where d.sink = sink_name and d.id = any (ids) and d.id not in (select a.id from added a)
+                                       and exists (select from outbox.event e
+                                                    where e.id = d.id and e.uid = d.uid and e.created_at = d.created_at))
+                         else '{}' end
+          into added_rows, former
           from total t;
+        former_rows := cardinality(former);
         if added_rows + former_rows < wanted then
-            former_rows := former_rows + outbox.mark_cancelled(sink_name, ids);
+            -- One that has lost its row since, because it was cancelled, is counted already.
+            former_rows := former_rows + outbox.mark_cancelled(
+                sink_name, array(select i.id from unnest(ids) i (id) where i.id not in (select f.id from unnest(former) f (id))));
         end if;
         if added_rows + former_rows < wanted then
             raise exception 'outbox.settle: % of % events are no longer in the log', wanted - added_rows - former_rows, wanted;
@@ -508,6 +514,7 @@ declare
     bytes bigint;
     scan_end bigint;
     fenced integer;
+    former bigint[];
     former_rows integer;
     wanted integer;
 begin
@@ -598,16 +605,19 @@ begin
         on conflict (sink, id) do nothing returning id
     ),
     total as (select count(*) as n from added)
-    -- The rows that this statement saw before it added any. By the uid, too: after a restore two events may have the same id.
+    -- The rows that this statement saw before it added any, as in outbox.settle.
     select t.n, case when t.n < wanted
-                     then (select count(*) from outbox.delivery d
-                            where d.sink = sink_name and d.id = any (ids) and d.id not in (select a.id from added a)
-                              and exists (select from outbox.event e where e.id = d.id and e.uid = d.uid))
-                     else 0 end
-      into parked, former_rows
+                     then array(select d.id from outbox.delivery d
+                                 where d.sink = sink_name and d.id = any (ids) and d.id not in (select a.id from added a)
+                                   and exists (select from outbox.event e
+                                                where e.id = d.id and e.uid = d.uid and e.created_at = d.created_at))
+                     else '{}' end
+      into parked, former
       from total t;
+    former_rows := cardinality(former);
     if parked + former_rows < wanted then
-        former_rows := former_rows + outbox.mark_cancelled(sink_name, ids);
+        former_rows := former_rows + outbox.mark_cancelled(
+            sink_name, array(select i.id from unnest(ids) i (id) where i.id not in (select f.id from unnest(former) f (id))));
     end if;
     if parked + former_rows < wanted then
         raise exception 'outbox.park_window: % of % events are no longer in the log, or their ids are those of other rows',

@@ -215,6 +215,7 @@ def _replay_filter(fields: Fields) -> tuple[dict[str, Any], str | None, int | No
 
 async def _plan_replay(store: Store, fields: Fields) -> Plan:
     kept = {name: fields[name].strip() for name in REPLAY_NAMES if fields.get(name, "").strip()}
+    kept |= {name: fields[name] for name in forms.EXACT if fields.get(name)}
     kept |= {"key": fields["key"]} if "key" in fields else {}
     texts = (
         ("sink", "Sink", ""), ("type", "Type", "order.*"), ("tenant", "Tenant", ""), ("since", "Since", "2h, needed"),

@@ -46,6 +46,7 @@ async def exceptions(request: Request) -> Response:
     fields = forms.single(request.query_params.multi_items())
     site = site_of(request)
     forms.refuse_unknown(fields, (*forms.SHOWN_NAMES, "before"))
+    forms.refuse_empty(fields)
     store = await site.store()
     wanted = forms.read_filter(await site.keys.resolve(store, fields))
     return _json(await view_events.exceptions(store, site.keys, wanted, forms.read_place(fields)))
@@ -55,6 +56,7 @@ async def summary(request: Request) -> Response:
     """Answer with the deliveries that a filter selects, by sink, type and kind of error."""
     fields = forms.single(request.query_params.multi_items())
     forms.refuse_unknown(fields, forms.SHOWN_NAMES)
+    forms.refuse_empty(fields)
     site = site_of(request)
     wanted = forms.read_filter(await site.keys.resolve(await site.store(), fields))
     return _json(await view_events.summary(site, wanted))
@@ -144,7 +146,7 @@ def _json(content: Mapping[str, Any], status: int = 200) -> Response:
 def _body(body: bytes) -> tuple[dict[str, str], bool]:
     """Return the fields of an action as texts, and ``dry_run``. Raises ``ConfigurationError``."""
     try:
-        given = json.loads(body)
+        given = json.loads(body, object_pairs_hook=_once)
     except (ValueError, RecursionError):
         raise ConfigurationError("the body should be a JSON object") from None
     if not isinstance(given, dict):
@@ -153,7 +155,17 @@ def _body(body: bytes) -> tuple[dict[str, str], bool]:
     dry_run = values.pop(DRY_RUN, False)
     if not isinstance(dry_run, bool):
         raise ConfigurationError(f"{DRY_RUN} should be true or false")
-    return forms.single((name, _text(name, value)) for name, value in values.items() if value is not None), dry_run
+    fields = forms.single((name, _text(name, value)) for name, value in values.items())
+    forms.refuse_empty(fields)
+    return fields, dry_run
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Return the members of a JSON object. Raises ``ConfigurationError`` for a name that is given twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ConfigurationError("a field is given twice")
+    return found
 
 
 def _text(name: str, value: object) -> str:

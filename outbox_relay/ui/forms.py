@@ -19,6 +19,9 @@ FILTER_TIMES: Final = ("since", "until")
 KIND: Final = "kind"
 """The kind of an error without a status. If it is empty, rows without an error are meant."""
 FILTER_NAMES: Final = (*FILTER_TEXTS, KIND, "status", *FILTER_TIMES, "state", "uid")
+EXACT: Final = ("tenant", "error")
+MAY_BE_EMPTY: Final = ("key", KIND)
+"""Fields whose empty value selects something."""
 KEY_HASH: Final = "key_hash"
 """The field that selects a key by its hash, as ``Keys.resolve`` finds it."""
 SHOWN_NAMES: Final = (*(name for name in FILTER_NAMES if name != "key"), KEY_HASH)
@@ -53,11 +56,14 @@ def single(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
 def read_filter(fields: Mapping[str, str], states: Sequence[str] = STATES) -> dict[str, Any]:
     """Return the filter of deliveries that ``fields`` describe. Empty fields do not count, except for a key.
 
+    Blanks around a value do not count either, except in the texts ``EXACT``, which may have some.
+
     ``states`` are those that can be selected, of which the first is the default.
 
     Raises ``ConfigurationError``, which names the field.
     """
-    given = {name: value.strip() for name in FILTER_NAMES if (value := fields.get(name, "")).strip()}
+    trimmed = {name: value if name in EXACT else value.strip() for name, value in fields.items()}
+    given = {name: trimmed[name] for name in FILTER_NAMES if trimmed.get(name)}
     wanted: dict[str, Any] = {name: given[name] for name in FILTER_TEXTS if name in given}
     if "key" in fields or fields.get(KEY_HASH, "").strip():
         # As it is: a key may be empty, or begin with a space. A hash without its key must not select every key.
@@ -117,6 +123,13 @@ def refuse_unknown(fields: Mapping[str, str], known: Collection[str]) -> None:
     for name in fields:
         if name not in known:
             raise ConfigurationError(f"{name[:40]} means nothing here; there are {', '.join(known)}")
+
+
+def refuse_empty(fields: Mapping[str, str]) -> None:
+    """Raise ``ConfigurationError`` for a field of a program that is empty: it would select everything."""
+    for name, value in fields.items():
+        if not value.strip() and name not in (*MAY_BE_EMPTY, *EXACT) or not value and name in EXACT:
+            raise ConfigurationError(f"{name} is empty: leave it out, or name a value")
 
 
 def filter_query(fields: Mapping[str, str], **changes: str | None) -> str:

@@ -305,11 +305,7 @@ def claim(explained: Explained, **changes: Any) -> list[tuple[Any, ...]]:
 WAITING, HEADS, HELD, LOCKED = "d.state = 'waiting'", "recursive held", "unnest(keys) k (key)", "l.due_at <= now()"
 SUSPECT = "and d.suspect"
 FOLLOWERS, BEFORE = "cardinality(waiting || held)\n", "array_agg(l.id)"
-CLAIMED, COPIED, STORED = (
-    "set owner = owner_id",
-    "insert into outbox.delivery",
-    "d.id = any (ids)",
-)
+CLAIMED, COPIED = "set owner = owner_id", "insert into outbox.delivery"
 
 
 def test_due_rows_are_found_by_the_time_they_are_due(explained: Explained) -> None:
@@ -392,10 +388,13 @@ def test_settled_rows_are_copied_by_the_id_of_their_events(explained: Explained)
         own(connection)
         assert explained.run("settle", **settlement(ids)) == [(True,)]
         copied = explained.scans("event_", "past_", of=COPIED)
-        stored = explained.scans("delivery", of=STORED)
+        assert explained.scans("delivery", of=COPIED) == [], "rows are counted only if some are there already"
+        assert explained.run("settle", **settlement(ids)) == [(True,)]
+        stored = explained.scans("delivery", of=COPIED)
+        indexes = {index for index, _ in explained.conditions(of=COPIED)}
     assert "Seq Scan" not in {node.type for node in (*copied, *stored)}
-    assert {index for index, _ in explained.conditions(of=COPIED)} == {"event_id_shard_idx", "scheduled_change_pkey"}
-    assert {index for index, _ in explained.conditions(of=STORED)} == {"delivery_pkey"}
+    of_the_day = {index for index in indexes if index.endswith("_uid_idx") and not index.startswith("past_")}
+    assert indexes - of_the_day == {"event_id_shard_idx", "scheduled_change_pkey", "delivery_pkey"}
     assert sum(node.scanned for node in copied) == sum(node.scanned for node in stored) == len(ids)
 
 

@@ -12,12 +12,13 @@ from uuid import UUID, uuid4
 import pytest
 
 from outbox_relay import outbox
-from outbox_relay.domain.errors import IncarnationChanged, LeaseLost
+from outbox_relay.domain.errors import DatabaseUnusable, IncarnationChanged, LeaseLost
 from outbox_relay.postgres.rows import RowUpdate
 from outbox_relay.postgres.schema_versions import fit
 from tests.support.database import Database
 from tests.support.queued import Queue, job, names, queue
 from tests.support.triggers import finish_when_rows_are_added
+from tests.support.wait import auntil
 
 FAR = datetime(2100, 1, 1, tzinfo=UTC)
 
@@ -77,6 +78,33 @@ async def test_a_row_that_is_finished_while_its_event_is_parked_again_counts_as_
         finish_when_rows_are_added(connection, jobs.sink)
         assert (await jobs.park()).rows == 1
     assert names(await jobs.claim()) == ["b"]
+
+
+async def test_an_event_that_is_cancelled_meanwhile_hides_no_other_that_has_no_row(jobs: Queue) -> None:
+    """Goes red when an event counts as a row that was there, and again as cancelled: a position would pass another.
+
+    The other one has the id of a row of another event, which is about to be deleted, and stays.
+    """
+    [cancelled] = jobs.emit(outbox.Event("a", {}, deliver_at=FAR))
+    beginning = jobs.position
+    await jobs.park()
+    [other] = jobs.emit(job("b"))
+    jobs.books.database.run(
+        "insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, content_type, created_at) "
+        "select %s, id, 0, 'dead', false, now(), gen_random_uuid(), 'other', 'x', now() from outbox.event where uid = %s",
+        (jobs.sink, other),
+    )
+    jobs.position = beginning
+    with jobs.books.database.connect() as deleting, jobs.books.database.connect(autocommit=True) as third:
+        deleting.execute("delete from outbox.delivery where type = 'other'")
+        parking = asyncio.ensure_future(jobs.park())
+        waits = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+        await auntil(lambda: asyncio.sleep(0, third.execute(waits).fetchall() == [(1,)]), seconds=10, what="it waits")
+        assert third.execute("select outbox.cancel(%s)", (cancelled,)).fetchall() == [(True,)]
+        third.execute("select outbox.apply_scheduled_changes(100)")
+        deleting.rollback()
+        with pytest.raises(DatabaseUnusable, match="1 of 2 events are no longer in the log, or their ids are those"):
+            await parking
 
 
 async def test_the_server_of_the_window_is_asked_before_anything_is_written(jobs: Queue) -> None:

@@ -339,6 +339,28 @@ def test_row_that_is_finished_meanwhile_counts_as_stored(connection: Connection,
     assert stands(connection, sink, 7) == 50
 
 
+def test_row_that_is_added_again_counts_once(database: Database, connection: Connection, sink: str) -> None:
+    """A row that is finished while a settlement waits for it is added again, and must not stand for a missing event."""
+    event = emitted(connection)
+    assert Settlement(sink, [event]).run(connection)
+    both = Settlement(sink, [event, (2**40, event[1])])
+    with database.connect() as finishing:
+        finishing.execute("delete from outbox.delivery where sink = %s", (sink,))
+        with in_background(database, both.run) as settled:
+            assert not settled.done(), "the settlement did not wait"
+            finishing.commit()
+    with pytest.raises(psycopg.errors.RaiseException, match="1 of 2 events are no longer in the log"):
+        settled.result()
+
+
+def test_row_of_another_event_stands_for_none(connection: Connection, sink: str) -> None:
+    event = emitted(connection)
+    assert Settlement(sink, [event]).run(connection)
+    connection.execute("update outbox.delivery set uid = gen_random_uuid() where sink = %s", (sink,))
+    with pytest.raises(psycopg.errors.RaiseException, match="1 of 1 events are no longer in the log"):
+        Settlement(sink, [event]).run(connection)
+
+
 # -- claiming rows ------------------------------------------------------------------------------------------------
 
 

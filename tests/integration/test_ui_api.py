@@ -140,6 +140,7 @@ async def test_an_action_is_planned_and_done_with_a_token(books: Ledger, tokens:
     "body",
     [
         *(b"", b"[]", b"{", b"1", b'{"sink": ["s"]}', b'{"dry_run": 1}', b'{"sink": true}', b"\xff"),
+        *(b'{"sink": "t", "sink": "s"}', b'{"sink": null}', b'{"sink": ""}', b'{"sink": "s", "reason": ""}'),
         *(b'{"\\ud800": "x"}', pytest.param(b"[" * 60_000, id="deep")),
     ],
 )
@@ -157,6 +158,20 @@ async def test_a_field_that_means_nothing_widens_no_action(books: Ledger, tokens
             sent = {**body, "dry_run": dry_run}
             answer = await page.client.post("/api/v1/actions/retry", json=sent, headers=bearer(OPERATOR))
             assert answer.status_code == 400, answer.text
+    assert books.query("select count(*) from outbox.delivery where state = 'dead'") == [(1,)]
+
+
+@pytest.mark.parametrize("name", ["sink", "type", "tenant", "error", "status", "since", "uid", "state"])
+async def test_an_empty_filter_of_a_program_selects_nothing(books: Ledger, tokens: Tokens, name: str) -> None:
+    """Goes red when it selects everything: a program may have computed it."""
+    await filled(books)
+    async with browsing(books.database, tokens=tokens) as page:
+        for value in ("", None):
+            body = {"sink": "s", "reason": "x", "kind": "", name: value}
+            answer = await page.client.post("/api/v1/actions/discard", json=body, headers=bearer(OPERATOR))
+            assert (answer.status_code, name in answer.json()["error"]) == (400, True), answer.text
+        listed = await page.client.get(f"/api/v1/exceptions?{name}=", headers=bearer(OPERATOR))
+        assert listed.status_code == 400
     assert books.query("select count(*) from outbox.delivery where state = 'dead'") == [(1,)]
 
 
