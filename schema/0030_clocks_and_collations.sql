@@ -35,7 +35,8 @@ end
 $$;
 
 -- As in version 6, and an event of a later time in the DEFAULT partition, such as one that was emitted while the clock was
--- wrong, keeps no partition of an earlier time from being made.
+-- wrong, keeps no partition of an earlier time from being made. While the DEFAULT partition is large, a call makes one
+-- partition: PostgreSQL reads all of DEFAULT for each, and emits wait for the end of the transaction.
 create or replace function outbox.make_partitions(days_ahead integer default 3) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -47,6 +48,7 @@ set default_table_access_method = 'heap'
 as $$
 declare
     today timestamp := date_trunc('day', clock_timestamp() at time zone 'UTC');
+    large constant bigint := 8388608;
     span constant integer := (
         select case when r.keep_days > 31 then least(r.keep_days / 14, 31)
                     when r.keep_days = 0 and r.stated then 31 else 1 end
@@ -85,6 +87,7 @@ begin
         execute format('alter table outbox.event attach partition outbox.%I for values from (%L) to (%L)',
                        part, begins at time zone 'UTC', upto at time zone 'UTC');
         made := made + 1;
+        exit when pg_relation_size('outbox.event_default') > large;
     end loop;
     return made;
 end
@@ -638,5 +641,53 @@ begin
            case when upto is null then end_b_next else b_next end,
            case when upto is null then end_last else upto end
       from unnest(shards, epochs) f (shard, epoch) where f.shard = any (passed);
+end
+$$;
+
+-- As in version 6, and latecomers are looked for by no other index than that of their transactions: where few transactions
+-- wrote a day, the planner takes that of ids and shards for smaller, and reads all of the day for each piece.
+create or replace function outbox.day_keepers(day date, before timestamptz default 'infinity') returns jsonb
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_custom_plan
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_variable
+declare
+    part constant regclass := outbox.part_of(day);
+    kept jsonb := '[]';
+    sink record;
+    piece record;
+    behind smallint[];
+    there boolean;
+begin
+    for sink in select k.name, k.paused from outbox.sink k order by k.name loop
+        behind := '{}';
+        for piece in select * from outbox.unsettled(sink.name) loop
+            if piece.late then
+                execute format(
+                    'select exists (select from %1$s e where e.xid = any (array(select pg_snapshot_xip($1))) '
+                    '        and e.id + 0 > $3 and e.id + 0 <= $4 and e.shard + 0 = any ($5) and e.created_at < $6) '
+                    '    or exists (select from %1$s e where e.xid >= pg_snapshot_xmax($1) and e.xid < $2::text::xid8 '
+                    '        and e.id + 0 > $3 and e.id + 0 <= $4 and e.shard + 0 = any ($5) and e.created_at < $6)', part)
+                   into there using piece.a, piece.a_next, piece.after_id, piece.upto_id, piece.shards, before;
+            else
+                execute format(
+                    'select exists (select from %1$s e where e.id > $2 and e.id <= $3 and e.shard = any ($4) '
+                    '        and e.created_at < $5 and not pg_visible_in_snapshot(e.xid, $1))', part)
+                   into there using piece.a, piece.after_id, piece.upto_id, piece.shards, before;
+            end if;
+            if there then
+                behind := behind || piece.shards;
+            end if;
+        end loop;
+        if cardinality(behind) > 0 then
+            kept := kept || jsonb_build_object(
+                'kind', 'sink', 'name', sink.name, 'paused', sink.paused,
+                'shards', (select count(distinct s) from unnest(behind) s));
+        end if;
+    end loop;
+    return kept || outbox.replay_keepers(part, before) || outbox.day_holders(part, array['RowExclusiveLock']);
 end
 $$;

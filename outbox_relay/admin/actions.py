@@ -45,16 +45,15 @@ async def require_sink(store: Store, sink: str | None) -> int:
     """Return the number of sinks. Raise ``NotFound``, which names the nearest sink, if ``sink`` is the name of none."""
     names = [row.name for row in await store.named("sink_names", {})]
     if sink is not None and sink not in names:
-        raise NotFound(_unknown(sink, names))
+        raise NotFound(await unknown_sink(store, sink))
     return len(names)
 
 
 async def unknown_sink(store: Store, sink: str) -> str:
-    """Return the message for a sink that does not exist, with the nearest name or all names."""
-    return _unknown(sink, [row.name for row in await store.named("sink_names", {})])
-
-
-def _unknown(sink: str, names: list[str]) -> str:
+    """Return the message for a sink that does not exist: its new name, or the nearest name, or all names."""
+    if (renamed_to := (await store.former_sinks([sink])).get(sink)) is not None:
+        return f"there is no sink {sink!r} any more: its name is now {renamed_to!r}"
+    names = [row.name for row in await store.named("sink_names", {})]
     return f"there is no sink {sink!r} in this database; {_meant(sink, names)}"
 
 

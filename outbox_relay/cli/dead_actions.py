@@ -145,7 +145,8 @@ def _report(arguments: argparse.Namespace, wanted: Filter, done: str, result: Re
             f"stopped with {result.unvisited:,} left: the sink is not delivering due rows; see outbox-relay status, "
             "and run the command again"
         )
-    return FAILED if result.unsettled or result.stalled else DONE
+    left = result.unsettled or result.stalled or (arguments.uids and result.under_way)
+    return FAILED if left else DONE
 
 
 def _deliveries(count: int) -> str:

@@ -63,7 +63,10 @@ def zone_fault(name: str) -> str | None:
         return f'should be the name of a time zone, such as "Europe/Berlin", of at most {ZONE_CHARS} characters'
     if _zone(name) is not None and not _OF_THE_MACHINE.fullmatch(name):
         return None
-    near = get_close_matches(name.title().replace(" ", "_"), available_timezones(), 1)
+    if _OF_THE_MACHINE.fullmatch(name):
+        return 'is not the same on every machine: name a place, such as "Europe/Berlin", or UTC'
+    known = [zone for zone in available_timezones() if not _OF_THE_MACHINE.fullmatch(zone)]
+    near = get_close_matches(name.title().replace(" ", "_"), known, 1)
     return f"there is no such time zone; {f'did you mean {near[0]}?' if near else 'for example: UTC, Europe/Berlin'}"
 
 

@@ -128,7 +128,7 @@ def refuse_unknown(fields: Mapping[str, str], known: Collection[str]) -> None:
 def refuse_empty(fields: Mapping[str, str]) -> None:
     """Raise ``ConfigurationError`` for a field of a program that is empty: it would select everything."""
     for name, value in fields.items():
-        if not value.strip() and name not in (*MAY_BE_EMPTY, *EXACT) or not value and name in EXACT:
+        if (not value.strip() and name not in (*MAY_BE_EMPTY, *EXACT)) or (not value and name in EXACT):
             raise ConfigurationError(f"{name} is empty: leave it out, or name a value")
 
 

@@ -133,6 +133,8 @@ class Faults:
         self._restores = restores
         self._promise = promise
         self._backlog = backlog
+        self._read = set[tuple[float, bytes]]()
+        """The rebases after which it is explained that an event of a uid was read again."""
         self._strikes = sorted((s for s in strikes if can_repeat(s.fault, sink)), key=lambda strike: strike.began)
         self._began = [strike.began for strike in self._strikes]
         self._since = _since(self._strikes)
@@ -158,14 +160,20 @@ class Faults:
         return RESTORE if self._read_again(repeated, times) else None
 
     def _read_again(self, repeated: Duplicate, times: Times) -> bool:
-        """Return True if this was a row of a dump, and relays settled it before they read its event again."""
+        """Return True if this was a row of a dump, and relays settled it before they read its event again.
+
+        That explains one arrival after each rebase.
+        """
         rebased = [restored for restored in self._restores if restored.rebased <= repeated.before]
         if not rebased or repeated.uid not in rebased[-1].read_again.get(self._sink, ()):
             return False
         since = rebased[-1].rebased
-        if self._backlog is None:
-            return repeated.again <= min(self._latest(since, times), since + MOST_SECONDS)
-        return repeated.again <= min(self._backlog.cleared(since) + AFTER_SECONDS, since + MOST_SECONDS)
+        backlog = self._backlog
+        limit = self._latest(since, times) if backlog is None else backlog.cleared(since) + AFTER_SECONDS
+        if (since, repeated.uid) in self._read or repeated.again > min(limit, since + MOST_SECONDS):
+            return False
+        self._read.add((since, repeated.uid))
+        return True
 
     def _in_flight(self, strike: Strike, before: float, times: Times) -> bool:
         """Return True if an event that arrived at this time may have been in flight at the strike.

@@ -15,14 +15,20 @@ from annotated_types import Le
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.relay.housekeeping import MOST_LEASE_SECONDS, Housekeeping
 from outbox_relay.settings.model import RelaySettings
+from tests.support import days
 from tests.support.command import inside
 from tests.support.database import Database, query
-from tests.support.days import date_ago, emit_ago, fill_days, keep, one, retention
+from tests.support.days import date_ago, emit_ago, fill_days, keep, make_day, one, retention, table_ago
 from tests.support.ledger import ledger
 from tests.support.postgres import PostgresServer, wanted_major
 from tests.support.sink_actions import register
 from tests.support.wait import auntil
 
+PLACED = """
+insert into outbox.progress (sink, shards, epochs, a_seq, a_snapshot, a_next, last_id)
+select k.name, array[s.shard], array[s.epoch], t.seq, t.snapshot, t.next_xid, 0
+  from outbox.sink k join outbox.shard s on s.sink = k.name cross join outbox.tick() t"""
+"""Puts each shard at the present tick, in a row of its own, as after a busy time."""
 HOUR_AHEAD = "clock_timestamp() + interval '1 hour 5 minutes'"
 
 
@@ -94,6 +100,36 @@ def test_a_day_that_cannot_be_emptied_stops_no_other(database: Database) -> None
         assert "publishes deletes" in ended.json["kept"]["default"]
         assert one(owner, "select count(*) from outbox.uid") == 0
         assert "publishes deletes" in one(owner, "select left_because from outbox.day where day = '-infinity'")
+
+
+def test_a_day_that_one_transaction_wrote_is_not_read_for_each_sink(database: Database) -> None:
+    """Goes red when late events are looked for by ids and shards: an import of a million events is never emptied."""
+    with database.connect() as owner:
+        days.register(owner, "jobs", "beginning")
+        make_day(owner, 3)
+        emit_ago(owner, 3, 20_000)
+        owner.commit()
+        owner.execute(PLACED)
+        owner.commit()
+        emit_ago(owner, 0)
+        owner.execute(f"analyze outbox.{table_ago(3)}".encode())
+        owner.commit()
+        [(kept,)] = owner.execute("select outbox.day_keepers(%s)", (date_ago(3),)).fetchall()
+        [(read,)] = owner.execute(
+            "select coalesce(sum(pg_stat_get_xact_tuples_fetched(i.indexrelid)), 0)::bigint from pg_index i "
+            "where i.indrelid = %s::regclass", (f"outbox.{table_ago(3)}",)).fetchall()  # fmt: skip
+    assert kept == []
+    assert read < 100
+
+
+def test_partitions_are_made_one_by_one_while_default_is_large(database: Database) -> None:
+    """Goes red when emits wait while DEFAULT is read for each of several partitions."""
+    with database.connect(autocommit=True) as owner:
+        for (part,) in owner.execute("select part::text from outbox.partitions() where day <> '-infinity'").fetchall():
+            owner.execute(f"drop table {part}".encode())
+        emit_ago(owner, 0, 6_000, b"x" * 1_500)
+        made = [one(owner, "select outbox.make_partitions()") for _ in range(5)]
+    assert made == [1, 1, 1, 0, 0]
 
 
 def test_an_erasure_makes_no_notice_of_a_dead_letter(database: Database) -> None:

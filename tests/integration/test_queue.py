@@ -91,7 +91,8 @@ async def test_an_event_that_is_cancelled_meanwhile_hides_no_other_that_has_no_r
     [other] = jobs.emit(job("b"))
     jobs.books.database.run(
         "insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, content_type, created_at) "
-        "select %s, id, 0, 'dead', false, now(), gen_random_uuid(), 'other', 'x', now() from outbox.event where uid = %s",
+        "select %s, id, 0, 'dead', false, now(), gen_random_uuid(), 'other', 'x', now() from outbox.event "
+        "where uid = %s",
         (jobs.sink, other),
     )
     jobs.position = beginning

@@ -175,6 +175,20 @@ def test_a_row_of_a_dump_may_arrive_before_its_event_is_read_again(
     assert len(found.unexplained) == (0 if explained else 1)
 
 
+@pytest.mark.parametrize("promise", [PROMISES["jobs"], USUAL], ids=["rows", "in order"])
+def test_an_event_is_read_again_once_after_each_rebase(promise: Promise) -> None:
+    restored = Restored(28.0, 30.0, {1: 2}, [], {"jobs": {A, B}}, {"jobs": {A}})
+    found = account((1, 30.05), (1, 31.0), (1, 32.0), promise=promise, restored=restored)
+    assert (found.duplicates, len(found.unexplained)) == ({"restore": 1}, 1)
+
+
+def test_a_later_event_of_its_key_arrives_after_one_that_is_read_again() -> None:
+    restored = Restored(28.0, 30.0, {1: 2}, [], {"jobs": {A, B}}, {"jobs": {A}})
+    came = (1, 30.05), (2, 41.0)
+    assert account(*came, (1, 40.0), restored=restored).sound
+    assert len(account(*came, (1, 41.1), restored=restored).unexplained) == 1
+
+
 def test_the_receiver_explains_duplicates_of_both_of_its_sinks_alone() -> None:
     explained = {sink for sink in SINKS if can_repeat("receiver down", sink)}
     assert explained == {"webhook", "jobs"}
