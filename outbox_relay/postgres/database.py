@@ -318,7 +318,8 @@ class Database:
                         alive = is_alive(connection)
                         raise
         except (PoolTimeout, PoolClosed):
-            raise DatabaseUnavailable("no database connection is available") from None
+            said = "no database connection is available"
+            raise DatabaseUnavailable(f"{said}: {self.look_trouble}" if self.look_trouble else said) from None
         except TimeoutError:
             self.connection_losses += lent and not alive
             said = f"the database did not answer within {deadline:g} s"

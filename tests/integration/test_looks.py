@@ -344,3 +344,28 @@ async def test_the_thread_of_the_looks_ends_with_the_store(database: Database) -
         assert any(thread.name == "looks" for thread in threading.enumerate())
     until(lambda: not any(thread.name == "looks" for thread in threading.enumerate()), seconds=5, what="it has ended")
     until(lambda: query(database, LOOKS) == [], seconds=5, what="its connection is closed")
+
+
+async def test_the_reason_why_no_connection_can_be_made_is_named_by_every_statement(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goes red when it is named only by the log line of looks, which come seldom while connections are refused."""
+    monkeypatch.setattr("outbox_relay.postgres.database.CONNECT_SECONDS", 0.5)
+    query(database, "drop role if exists locked_out")
+    query(database, "create role locked_out login")
+    store = Store(lambda: database.dsn_as("locked_out"), pooler=False, connections=2)
+    try:
+        await store.open()
+        query(database, "alter role locked_out nologin")
+        query(database, "select pg_terminate_backend(pid) from pg_stat_activity where usename = 'locked_out'")
+        await has_trouble(store)
+        said = ""
+        async with asyncio.timeout(20):
+            while not said.startswith("no database connection is available"):
+                with pytest.raises(DatabaseUnavailable) as refused:
+                    await store.schema()
+                said = str(refused.value)
+        assert 'role "locked_out" is not permitted to log in' in said
+    finally:
+        await store.close()
+        query(database, "drop role locked_out")

@@ -207,6 +207,17 @@ def test_no_relay_may_have_longer_leases_than_those_that_are_shortened() -> None
     assert most == MOST_LEASE_SECONDS
 
 
+def test_no_partition_of_today_alone_is_no_finding(database: Database) -> None:
+    """Goes red when doctor asks for a relay, which runs: today's events are in DEFAULT, and it gets no partition."""
+    with database.connect(autocommit=True) as owner:
+        owner.execute(f"drop table outbox.{table_ago(0)}".encode())
+        emit_ago(owner, 0)
+        assert one(owner, "select outbox.make_partitions()") == 0
+    ended = inside("doctor", "--json", "--dsn", database.dsn)
+    ids = {each["id"] for each in json.loads(ended.out)["findings"] if each["severity"] != "ok"}
+    assert ("partitions-missing" in ids, "default-partition" in ids) == (False, True)
+
+
 def test_a_partition_of_a_distant_day_does_not_stand_for_those_before(database: Database) -> None:
     """Goes red when doctor finds nothing although events go to the DEFAULT partition from tomorrow on."""
 

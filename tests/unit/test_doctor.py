@@ -236,14 +236,13 @@ def test_a_history_that_nobody_writes(newest: float | None, uptime: float | None
 @pytest.mark.parametrize(
     ("in_default", "ahead", "wanted"),
     [
-        (0, None, ["partitions-missing"]),
         (0, 86_400.0, []),
         (0, 86_399.0, ["partitions-missing"]),
         (0, -5.0, ["partitions-missing"]),
         (1, 1e6, ["default-partition"]),
     ],
 )
-def test_partitions(in_default: int, ahead: float | None, wanted: list[str]) -> None:
+def test_partitions(in_default: int, ahead: float, wanted: list[str]) -> None:
     assert [each.id for each in log.examine_partitions(in_default, ahead)] == wanted
 
 

@@ -103,19 +103,19 @@ def _gib(size: float) -> str:
     return f"{size / GIB:.1f} GiB"
 
 
-def examine_partitions(in_default: int, ahead_seconds: float | None) -> Iterator[Finding]:
-    """Yield the findings on partitions; ``ahead_seconds`` is None if there is none but the DEFAULT partition."""
+def examine_partitions(in_default: int, ahead_seconds: float) -> Iterator[Finding]:
+    """Yield the findings on partitions, which exist for ``ahead_seconds`` in advance."""
     if in_default:
         yield Finding(
             "default-partition", "warning", "events are in the DEFAULT partition",
             f"events, up to a limit: {in_default}",
-            "start a relay: it makes the partitions, and retention empties the DEFAULT partition in steps",
+            "if none runs, start a relay, which makes partitions for the days to come: retention empties the DEFAULT "
+            "partition once its events are old enough, and until then nothing else is needed",
         )  # fmt: skip
-    if ahead_seconds is None or ahead_seconds < LEAST_AHEAD_SECONDS:
+    if ahead_seconds < LEAST_AHEAD_SECONDS:
         yield Finding(
             "partitions-missing", "warning", "the partitions of the next day do not exist",
-            "today has no partition but DEFAULT" if ahead_seconds is None
-            else f"they end in {ahead_seconds / 3600:.1f} hours, or have a gap then",
+            f"they end in {ahead_seconds / 3600:.1f} hours, or have a gap then",
             "start a relay, and check its log for partition errors",
         )  # fmt: skip
 

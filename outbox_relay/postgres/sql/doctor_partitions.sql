@@ -1,4 +1,5 @@
--- The time for which partitions exist in advance, without a gap; null if today has none but the DEFAULT partition.
+-- The time for which partitions exist in advance, without a gap. Today counts as if it had one: with events of it in the
+-- DEFAULT partition it gets none.
 with recursive parts as materialized (
     select p.begins, p.ends
       from pg_catalog.pg_inherits i
@@ -10,7 +11,9 @@ with recursive parts as materialized (
      where i.inhparent = 'outbox.event'::regclass
 ),
 covered (ends) as (
-    select p.ends from parts p where p.begins <= clock_timestamp() and p.ends > clock_timestamp()
+    select coalesce(
+        (select p.ends from parts p where p.begins <= clock_timestamp() and p.ends > clock_timestamp()),
+        date_trunc('day', clock_timestamp(), 'UTC') + interval '1 day')
     union
     select p.ends from covered c join parts p on p.begins = c.ends
 )
