@@ -273,6 +273,19 @@ def test_events_without_a_row_are_explained(database: Database) -> None:
     assert (ended.code, ended.out, ended.err) == (3, "", f"no event {unknown} is known\n")
 
 
+def test_a_named_event_that_is_being_delivered_is_left_with_exit_code_1(database: Database, uid: str) -> None:
+    """Goes red when a script takes it for revoked."""
+    query(
+        database,
+        "update outbox.delivery set state = 'waiting', lease = gen_random_uuid(), owner = gen_random_uuid(),"
+        " lease_until = now() + interval '1 minute' where uid = %s returning 1",
+        uid,
+    )
+    ended = ask(database, "dead", "discard", uid, "--state", "waiting", "--reason", "r", "--json")
+    assert (ended.code, ended.json) == (1, {"done": 0, "left": 1})
+    assert "being delivered now" in ended.err
+
+
 def test_an_unknown_event_among_others_is_named(database: Database, uid: str) -> None:
     unknown = str(uuid4())
     ended = ask(database, "dead", "retry", uid, unknown, "--json")

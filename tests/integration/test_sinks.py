@@ -105,6 +105,15 @@ def test_the_nearest_name_is_suggested_and_a_former_name_leads_on_in_words_only(
         assert (ended.code, ended.out) == (3, "")
         assert "there is no sink 'biling' in this database; did you mean billing?" in ended.err
     rename(database, "billing", "invoices")
+    for command in (
+        ("pause",),
+        ("resume",),
+        ("sinks", "probe"),
+        ("dead", "list", "--sink"),
+        ("dead", "summary", "--sink"),
+    ):
+        ended = ask(database, *command, "billing")
+        assert (ended.code, "its name is now 'invoices'" in ended.err) == (3, True), (command, ended.err)
     ended = ask(database, "sinks", "remove", "billing", "--yes")
     assert ended.code == 3
     assert "its name is now 'invoices'" in ended.err

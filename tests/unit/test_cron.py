@@ -158,6 +158,9 @@ def test_what_is_no_time_zone_is_refused(name: str) -> None:
 
 def test_the_nearest_time_zone_is_named() -> None:
     assert zone_fault("europe/berlin") == "there is no such time zone; did you mean Europe/Berlin?"
+    for name in ("localtime", "Factory", "right/UTC"):
+        assert str(zone_fault(name)).startswith("is not the same on every machine")
+    assert "localtime" not in str(zone_fault("localtme"))
     assert zone_fault(BERLIN) is None
 
 

@@ -77,6 +77,8 @@ def test_end_to_end_begins_when_an_event_may_be_delivered(event: StoredEvent, wa
     measures = SinkMeasures()
     measures.delivered([event], 0.2, NOW)
     assert measures.end_to_end.copy().sum == waited
+    measures.delivered_each([DeliveredCall(event, 0.2, 5.0)], NOW, 5.0)
+    assert measures.end_to_end.copy().sum == 2 * waited
 
 
 @given(st.lists(st.sampled_from((0.0, 0.0005, 0.001, 0.0011, 0.7, 300.0, 300.1, 1e9)) | st.floats(0.0, 400.0)))
@@ -137,6 +139,22 @@ def test_an_exemplar_is_the_newest_event_of_its_bucket_and_is_kept_for_a_second(
     assert (kept.uid, kept.headers, kept.seconds) == (first.uid, PARENT, 1.0)
     measures.delivered([second._replace(created_at=NOW + timedelta(seconds=0.2))], 0.2, NOW + timedelta(seconds=1.2))
     [kept] = filter(None, measures.end_to_end.copy().exemplars)
+    assert (kept.uid, kept.headers) == (second.uid, None)
+
+
+def test_exemplars_of_calls_that_are_recorded_together_are_those_of_their_buckets_for_a_second() -> None:
+    measures, first, second = SinkMeasures(), emitted(1.0, headers=PARENT), emitted(1.0)
+    measures.delivered_each([DeliveredCall(first, 0.2, 5.0), DeliveredCall(second, 0.2, 5.0)], NOW, 5.0)
+    [kept] = filter(None, measures.end_to_end.copy().exemplars)
+    assert (kept.uid, kept.headers, kept.seconds) == (first.uid, PARENT, 1.0)
+    later = NOW + timedelta(seconds=1.1)
+    measures.delivered_each([DeliveredCall(second._replace(created_at=NOW), 0.2, 4.95)], later, 5.0)
+    kept = [found.uid for found in measures.end_to_end.copy().exemplars if found is not None]
+    assert kept == [first.uid, second.uid]
+    measures.delivered_each(
+        [DeliveredCall(second._replace(created_at=NOW + timedelta(0.1 / 86_400)), 0.2, 5.0)], later, 5.0
+    )
+    [kept] = filter(None, measures.end_to_end.copy().exemplars[:10])
     assert (kept.uid, kept.headers) == (second.uid, None)
 
 

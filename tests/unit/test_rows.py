@@ -481,6 +481,16 @@ async def test_outcomes_that_cannot_be_written_stay_and_the_session_ends_in_the_
     assert parked.deliveries.under_way == 100
 
 
+async def test_rows_are_counted_by_one_settlement() -> None:
+    parked, row = _parked(), _row(key=None, ordered=False)
+    for counted in (1, 2):
+        parked.settler.settle_call([row], [DELIVERED], 0.1, Permit(0, probe=False))
+        await parked.settler.settle()
+        assert parked.store.measures.delivered_count == counted
+    parked.settler.settle_call([row] * 3, [DELIVERED] * 3, 0.1, Permit(0, probe=False))
+    assert parked.store.measures.delivered_count == 5, "those of a batch count at once"
+
+
 async def test_rows_that_are_delivered_and_not_settled_are_counted_when_the_session_ends() -> None:
     parked = _parked()
     running = asyncio.ensure_future(parked.settler.run())
