@@ -27,7 +27,8 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     ('relay', 'function', '{delivery_fault, first_dead, incarnation, unsettled}', null, 'EXECUTE'),
     ('relay', 'table', '{delivery, event, event_default, grantee, meta, progress, relay, shard, sink, standing, uid}',
      null, 'SELECT'),
-    ('relay', 'table', '{foreign_default_privilege, foreign_privilege}', null, 'SELECT'),
+    ('relay', 'table', '{foreign_default_privilege, foreign_privilege, missing_privilege}', null, 'SELECT'),
+    ('read', 'table', '{missing_privilege}', null, 'SELECT'),
     ('relay', 'table', '{discarded, scheduled_change}', null, 'SELECT'),
     -- Scheduled events that are changed, and unique keys.
     ('relay', 'function', '{apply_scheduled_changes, finish_unique_keys, is_untouched, mark_cancelled, take_scheduled, '
@@ -209,6 +210,23 @@ select distinct r.rolname::text, h.object_type, h.object, h.name, h.column_name,
          where g.role_name = r.rolname and p.object_type = h.object_type and p.privilege = h.privilege_type
            and p.name = h.name
            and case when h.column_name is null then p.columns is null else h.column_name = any (p.columns) end));
+
+-- Privileges that roles were granted by their kind, and do not have any more, directly or by another role.
+create or replace view outbox.missing_privilege (role_name, kind, object_type, name, privilege) as
+select distinct g.role_name::text, g.kind, p.object_type, p.name, p.privilege
+  from outbox.grantee g
+  join pg_roles r on r.rolname = g.role_name
+  join outbox.privilege p on p.kind = g.kind
+  left join pg_class c on p.object_type in ('table', 'sequence') and c.relnamespace = 'outbox'::regnamespace and c.relname = p.name
+  left join pg_proc f on p.object_type = 'function' and f.pronamespace = 'outbox'::regnamespace and f.proname = p.name
+ where not case p.object_type
+           when 'schema' then has_schema_privilege(r.oid, 'outbox', p.privilege)
+           when 'function' then f.oid is null or has_function_privilege(r.oid, f.oid, p.privilege)
+           when 'sequence' then c.oid is null or has_sequence_privilege(r.oid, c.oid, p.privilege)
+           else c.oid is null or has_table_privilege(r.oid, c.oid, p.privilege)
+                or p.columns is not null and (select bool_and(has_column_privilege(r.oid, c.oid, k.name, p.privilege))
+                                                from unnest(p.columns) k (name))
+           end;
 
 -- Privileges that roles get on whatever the owner of the schema makes, in it or anywhere.
 create or replace view outbox.foreign_default_privilege (owner_name, role_name, object_type, privilege) as

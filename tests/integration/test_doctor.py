@@ -105,6 +105,24 @@ async def test_a_condition_is_found(books: Ledger, condition: str) -> None:
     assert found[condition].advice
 
 
+async def test_a_privilege_that_was_revoked_is_found_and_granted_again_by_migrate(books: Ledger) -> None:
+    """Goes red when a relay that may not read the log delivers nothing, and doctor finds nothing."""
+    books.do("create role lost")
+    try:
+        assert inside("migrate", "--grant-relay", "lost", "--dsn", books.database.dsn).code == 0
+        assert "missing-privileges" not in await findings(books)
+        for statement in ("select on outbox.event from lost", "update (owner) on outbox.shard from lost"):
+            books.do(f"revoke {statement}")
+            found = (await findings(books))["missing-privileges"]
+            assert 'role "lost" (relay) lacks 1 of its privileges, such as' in found.evidence
+            assert inside("migrate", "--dsn", books.database.dsn).code == 0
+            assert "missing-privileges" not in await findings(books)
+        books.do("revoke usage on schema outbox from lost; revoke execute on function outbox.tick() from lost")
+        assert "lacks 2 of its privileges" in (await findings(books))["missing-privileges"].evidence
+    finally:
+        books.do("drop owned by lost; drop role lost")
+
+
 async def test_an_old_event_and_a_dead_letter_are_found(books: Ledger) -> None:
     old, dead = books.emit("a", "b")
     books.do("update outbox.event set created_at = created_at - interval '10 minutes' where id = %s", old)

@@ -41,6 +41,7 @@ STATEMENTS: Sequence[tuple[str, Mapping[str, Any], Check]] = (
     ("doctor_minutes", {"seconds": ALIVE_SECONDS}, _minutes),
     ("relay_configs", {"seconds": ALIVE_SECONDS}, _configurations),
     ("foreign_privileges", {}, server.examine_privileges),
+    ("doctor_privileges", {}, server.examine_missing_privileges),
     ("row_security", {}, server.examine_row_security),
 )
 """(name of the statement, parameters, check)"""

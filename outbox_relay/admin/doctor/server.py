@@ -191,6 +191,15 @@ def examine_privileges(found: Sequence[Any]) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def examine_missing_privileges(found: Sequence[Any]) -> Iterator[Finding]:
+    """Yield a finding on roles that lack privileges which migrate granted to them."""
+    if found:
+        yield Finding(
+            "missing-privileges", "critical", "roles lack privileges that outbox-relay migrate granted to them",
+            listed([each.said for each in found]), "run outbox-relay migrate as the owner of the schema",
+        )  # fmt: skip
+
+
 def examine_row_security(found: Sequence[Any]) -> Iterator[Finding]:
     """Yield a finding on tables with row level security, which hides rows from relays."""
     if found:
