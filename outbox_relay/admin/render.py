@@ -84,7 +84,7 @@ def _retention_lines(found: dict[str, Any]) -> list[str]:
         return []
     lines = [f"days past keep_days ({found['keep_days']}) that are not emptied: {len(found['blocked'])}"]
     if found["hold_until"]:
-        lines.append(f"the clock has jumped: no day is emptied before {found['hold_until']}")
+        lines.append(f"the clock has jumped, or no relay ran for a day: no day is emptied before {found['hold_until']}")
     if found["idle"]:
         since = f"since {found['last_pass'][:19]}" if found["last_pass"] else "yet"
         lines.append(f"no relay empties days, no pass {since}: set [retention] enabled = true, or run retention run")

@@ -35,7 +35,7 @@ def _policy(found: dict[str, Any]) -> list[str]:
     if found["lower_since"]:
         lines.append(f"a lower keep_days is configured since {found['lower_since']}; it takes effect a day later")
     if found["hold_until"]:
-        lines.append(f"the clock has jumped: no day is emptied before {found['hold_until']}")
+        lines.append(f"the clock has jumped, or no relay ran for a day: no day is emptied before {found['hold_until']}")
     if found["idle"]:
         since = f"since {found['last_pass'][:19]}" if found["last_pass"] else "yet"
         lines.append(f"no pass {since}: run a relay or retention run")
@@ -55,7 +55,7 @@ def preview_text(found: dict[str, Any]) -> str:
         for day in found["days"]
     ]
     if found["hold_until"]:
-        lines.append(f"the clock has jumped: no day is emptied before {found['hold_until']}")
+        lines.append(f"the clock has jumped, or no relay ran for a day: no day is emptied before {found['hold_until']}")
     return "\n".join(map(replace_unprintable, lines or [_nothing_due(found["keep_days"], found["keep_days_of"])]))
 
 
@@ -79,7 +79,9 @@ def outcome_text(run: RetentionRun) -> str:
     lines += [f"dead letters discarded: {outcome.dead}"] if outcome.dead else []
     lines += [f"partitions and rows of old attempts removed: {outcome.attempts}"] if outcome.attempts else []
     if policy.hold_until is not None:
-        lines.append(f"the clock has jumped: no day is emptied before {policy.hold_until.isoformat()}")
+        lines.append(
+            f"the clock has jumped, or no relay ran for a day: no day is emptied before {policy.hold_until.isoformat()}"
+        )
     if lines and not policy.keep_days:
         lines.append(FOR_ALL_TIME)
     return "\n".join(map(replace_unprintable, lines or [_nothing_due(policy.keep_days, relays)]))

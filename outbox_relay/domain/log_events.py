@@ -109,7 +109,7 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "retention.archive_failed": "archive failed",
         "retention.left": "day left again",
         "retention.idle": "no relay empties days: run outbox-relay retention run, or set enabled = true",
-        "retention.clock_jumped": "retention waits: the clock has jumped",
+        "retention.clock_jumped": "retention waits: the clock has jumped, or no relay ran for a day",
         "retention.failed": "retention will try again",
         # Schedules
         "schedule.emitted": "event of a schedule emitted",

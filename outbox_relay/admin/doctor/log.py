@@ -29,8 +29,10 @@ def examine_retention(found: Mapping[str, Any]) -> Iterator[Finding]:
     due = [day for day in found["days"] if day["due"]]
     if found["hold_until"]:
         yield Finding(
-            "clock-jumped", "warning", "the clock of the database has jumped: no day is emptied",
-            f"until {found['hold_until']}", "check the clock of the database's machine; emptying resumes then",
+            "clock-jumped", "warning",
+            "the clock of the database has jumped, or no relay ran for a day: no day is emptied",
+            f"until {found['hold_until']}",
+            "check the clock of the database's machine; if it is right, wait: emptying resumes then",
         )  # fmt: skip
     kept = [day for day in due if day["kept_by"]]
     if kept:
