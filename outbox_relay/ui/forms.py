@@ -20,6 +20,7 @@ KIND: Final = "kind"
 """The kind of an error without a status. If it is empty, rows without an error are meant."""
 FILTER_NAMES: Final = (*FILTER_TEXTS, KIND, "status", *FILTER_TIMES, "state", "uid")
 EXACT: Final = ("tenant", "error")
+"""Texts that may begin or end with blanks."""
 MAY_BE_EMPTY: Final = ("key", KIND)
 """Fields whose empty value selects something."""
 KEY_HASH: Final = "key_hash"
@@ -128,7 +129,8 @@ def refuse_unknown(fields: Mapping[str, str], known: Collection[str]) -> None:
 def refuse_empty(fields: Mapping[str, str]) -> None:
     """Raise ``ConfigurationError`` for a field of a program that is empty: it would select everything."""
     for name, value in fields.items():
-        if (not value.strip() and name not in (*MAY_BE_EMPTY, *EXACT)) or (not value and name in EXACT):
+        is_empty = not value if name in EXACT else not value.strip()
+        if is_empty and name not in MAY_BE_EMPTY:
             raise ConfigurationError(f"{name} is empty: leave it out, or name a value")
 
 
