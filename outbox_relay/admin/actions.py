@@ -51,7 +51,8 @@ async def require_sink(store: Store, sink: str | None) -> int:
 
 async def unknown_sink(store: Store, sink: str) -> str:
     """Return the message for a sink that does not exist: its new name, or the nearest name, or all names."""
-    if (renamed_to := (await store.former_sinks([sink])).get(sink)) is not None:
+    asked = [sink] if sink.isascii() and sink.isprintable() else []  # the database refuses other texts
+    if (renamed_to := (await store.former_sinks(asked)).get(sink)) is not None:
         return f"there is no sink {sink!r} any more: its name is now {renamed_to!r}"
     names = [row.name for row in await store.named("sink_names", {})]
     return f"there is no sink {sink!r} in this database; {_meant(sink, names)}"
