@@ -211,7 +211,7 @@ select distinct r.rolname::text, h.object_type, h.object, h.name, h.column_name,
            and p.name = h.name
            and case when h.column_name is null then p.columns is null else h.column_name = any (p.columns) end));
 
--- Privileges that roles were granted by their kind, and do not have any more, directly or by another role.
+-- Privileges of the kinds that roles were granted, as far as the roles lack them. Those of other roles that they inherit count.
 create or replace view outbox.missing_privilege (role_name, kind, object_type, name, privilege) as
 select distinct g.role_name::text, g.kind, p.object_type, p.name, p.privilege
   from outbox.grantee g

@@ -61,10 +61,10 @@ def zone_fault(name: str) -> str | None:
     """Return why ``name`` is not the name of a time zone, or None. May read files of the time zone database."""
     if not name or len(name) > ZONE_CHARS or not name.isprintable():
         return f'should be the name of a time zone, such as "Europe/Berlin", of at most {ZONE_CHARS} characters'
-    if _zone(name) is not None and not _OF_THE_MACHINE.fullmatch(name):
-        return None
     if _OF_THE_MACHINE.fullmatch(name):
         return 'is not the same on every machine: name a place, such as "Europe/Berlin", or UTC'
+    if _zone(name) is not None:
+        return None
     known = [zone for zone in available_timezones() if not _OF_THE_MACHINE.fullmatch(zone)]
     near = get_close_matches(name.title().replace(" ", "_"), known, 1)
     return f"there is no such time zone; {f'did you mean {near[0]}?' if near else 'for example: UTC, Europe/Berlin'}"

@@ -85,7 +85,7 @@ class Histogram:
         return bucket
 
     def observe_all(self, found: Sequence[float]) -> None:
-        """Add one observation of each of the durations. Many cost little more than their sorting."""
+        """Add an observation of each duration. The cost is mainly that of sorting them."""
         ordered, counts, seen = sorted(found), self._counts, 0
         for bucket, bound in enumerate(BOUNDS):
             upto = bisect_right(ordered, bound, seen)

@@ -65,7 +65,7 @@ class ParkedDeliveries:
         self._extensions = LeaseExtensions(context, store)
         self._slow_deliveries = SlowDeliveries(context, slow_requests, self._settler, self._extensions)
         self._calls_wait = isinstance(context.sink, Prefetches)
-        """True if a call always gives other tasks their turn, since it waits for another process."""
+        """True if each call waits for another process, and so gives other tasks their turn."""
         self._expects_rows = False
         self._finishing = Finishing()
         self._ahead: asyncio.Task[ClaimedCalls] | None = None

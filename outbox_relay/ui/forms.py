@@ -22,7 +22,7 @@ FILTER_NAMES: Final = (*FILTER_TEXTS, KIND, "status", *FILTER_TIMES, "state", "u
 EXACT: Final = ("tenant", "error")
 """Texts that may begin or end with blanks."""
 MAY_BE_EMPTY: Final = ("key", KIND)
-"""Fields whose empty value selects something."""
+"""Fields that may be selected by an empty value."""
 KEY_HASH: Final = "key_hash"
 """The field that selects a key by its hash, as ``Keys.resolve`` finds it."""
 SHOWN_NAMES: Final = (*(name for name in FILTER_NAMES if name != "key"), KEY_HASH)

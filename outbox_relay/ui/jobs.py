@@ -97,7 +97,7 @@ class Jobs:
         except RelayError as error:
             job.state, job.said = "failed", str(error)
             if isinstance(error, ConfigurationError | NotFound) and not job.done:
-                job.refusal = error
+                job.refusal = error.with_traceback(None)  # jobs are remembered, and a traceback keeps what it refers to
         except asyncio.CancelledError:
             job.state, job.said = "failed", "it was interrupted: ask for it again for the rest"
             raise
