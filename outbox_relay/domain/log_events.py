@@ -27,6 +27,7 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "relay.crashed": "the relay ended after an unexpected error",
         "relay.gave_up": "giving up",
         "part.restarted": "part restarted after an error",
+        "log.dropped": "lines were dropped because stderr was not read",
         "http.accept_failed": "no connection can be accepted by the listener",
         # Configuration
         "config.warning": "configuration warning",

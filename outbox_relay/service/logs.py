@@ -12,6 +12,7 @@ import structlog
 from structlog.typing import EventDict, Processor
 
 from outbox_relay.domain.log_events import KAFKA_CLIENT, LIBRARY, LOG_EVENTS
+from outbox_relay.service.log_writer import LogWriter
 
 NAME = "outbox_relay"
 """The name of the relay's logger."""
@@ -45,7 +46,7 @@ def configure(level: str, form: str, *, colors: bool = False) -> None:
             colors=colors, event_key="message", exception_formatter=structlog.dev.plain_traceback
         )
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _new_handler()
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder(allow=("sink",))],
@@ -53,9 +54,29 @@ def configure(level: str, form: str, *, colors: bool = False) -> None:
         )
     )
     root = logging.getLogger()
+    for former in root.handlers:
+        former.close()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     _quieten_libraries()
+
+
+def _new_handler() -> logging.Handler:
+    """Return the handler that writes to stderr. Where that is no file, as in a test, it is written to at once."""
+    try:
+        return LogWriter(sys.stderr.fileno(), _report_dropped)
+    except (AttributeError, OSError):
+        return logging.StreamHandler(sys.stderr)
+
+
+def _report_dropped(lines: int) -> None:
+    logger().warning("log.dropped", lines=lines)
+
+
+def flush() -> None:
+    """Wait until all lines are written, at most for a second, since this process ends without doing so itself."""
+    for handler in logging.getLogger().handlers:
+        handler.flush()
 
 
 def _add_message(_logger: object, _level: str, line: EventDict) -> EventDict:

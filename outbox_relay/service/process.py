@@ -18,7 +18,7 @@ from outbox_relay.domain.file_reading import FILES
 from outbox_relay.service.build import build
 from outbox_relay.service.check import check_schema
 from outbox_relay.service.health import Health
-from outbox_relay.service.logs import logger
+from outbox_relay.service.logs import flush, logger
 from outbox_relay.service.metrics.exposition import Exposition
 from outbox_relay.service.metrics.history import History
 from outbox_relay.service.metrics.snapshot import Snapshots
@@ -129,6 +129,7 @@ class Service:
         """Stop at the first signal, and end the process at the second."""
         if self._stopping.is_set():
             self._log.warning("relay.stopping_at_once", signal=name)
+            flush()
             os._exit(1)
         self._log.info("relay.stopping", signal=name)
         self._stopping.set()
