@@ -22,6 +22,7 @@ from outbox_relay.settings import Settings, applied, merged, not_applied, remade
 from outbox_relay.settings.problems import dotted
 from outbox_relay.sinks import Sink
 from outbox_relay.sinks.kafka import ClientSettings, KafkaSink
+from outbox_relay.sinks.python import PythonSink
 
 
 class NewConfiguration(NamedTuple):
@@ -38,6 +39,13 @@ class NewConfiguration(NamedTuple):
     webhooks: Webhooks
     """The maker of those that are webhooks."""
     producers: list[tuple[KafkaSink, ClientSettings]]
+
+
+async def _check_handlers(sinks: Mapping[str, Sink]) -> None:
+    """Raise ``ConfigurationError`` if a handler cannot be imported, since the present workers would be gone."""
+    for name, sink in sinks.items():
+        if isinstance(sink, PythonSink) and (fault := await sink.import_fault()) is not None:
+            raise ConfigurationError(f"{dotted(('sinks', name))}: {fault}")
 
 
 async def _close(sinks: list[Sink]) -> None:
@@ -92,13 +100,15 @@ class Reload:
     async def read(self) -> NewConfiguration:
         """Read the settings and every file that they name, and make the sinks that change. Apply none of it.
 
-        Raises ``ConfigurationError`` for a wrong setting, and if every change needs a restart.
+        Raises ``ConfigurationError`` for a wrong setting, for a handler that cannot be imported, and if every change
+        needs a restart.
         """
         new = await self._read(await FILES.acall(self._read_settings))
         remade = list(new.remade.values())
         try:
             for sink in remade:
                 await sink.open()
+            await _check_handlers(new.remade)
         except BaseException:  # also if the relay stops meanwhile
             await _close(remade)
             raise

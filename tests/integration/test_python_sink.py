@@ -344,6 +344,32 @@ def test_a_handler_that_cannot_be_called_is_named_by_the_check_by_status_and_by_
         assert relay.stop() == 0
 
 
+def test_a_reload_whose_handler_cannot_be_imported_changes_nothing(database: Database, tmp_path: Path) -> None:
+    with relay_of(database, tmp_path, "plain") as relay:
+        good = relay.config.read_text()
+        relay.config.write_text(good.replace(":plain", ":missing"))
+        relay.send(signal.SIGHUP)
+
+        def refusals() -> list[Any]:
+            return [line["reason"] for line in relay.lines() if line["event"] == "config.reload_refused"]
+
+        until(refusals, seconds=SECONDS, what="the reload is refused")
+        sentence = "handler tests.support.handlers:missing: the module tests.support.handlers has no missing"
+        assert refusals() == [f"sinks.work: {sentence}"]
+        uid = emit_payload(database, '"fine"', "a")
+        until(lambda: received(tmp_path) == [uid], seconds=SECONDS, what="the handler of before is called")
+        assert fault_of(relay) is None
+        relay.config.write_text(good.replace(":plain", ":asynchronous"))
+        relay.send(signal.SIGHUP)
+        until(
+            lambda: any(line["event"] == "config.reloaded" for line in relay.lines()),
+            seconds=SECONDS,
+            what="the next reload is applied",
+        )
+        relay.expects = {"reload"}
+        assert relay.stop() == 0
+
+
 def test_a_long_job_ends_in_its_worker_beside_those_of_a_reload(database: Database, tmp_path: Path) -> None:
     """Goes red when the queue waits for the job, and when its worker is ended before it, or never."""
     with relay_of(database, tmp_path, "asynchronous", timeout=60, more='claim = "rows"\norder = "none"') as relay:
