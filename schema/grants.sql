@@ -20,8 +20,8 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
 
     ('relay', 'schema', '{outbox}', null, 'USAGE'),
     ('relay', 'function', '{arm, backlog, claim_rows, give_rows_back, held_keys, keys_with_rows, known_down, look, '
-                          'make_partitions, only_at, payload_ceiling, read_late, read_rest, register_missing_sinks, '
-                          'register_sinks, rows_standing, '
+                          'make_partitions, only_at, payload_ceiling, read_late, read_rest, read_small, '
+                          'register_missing_sinks, register_sinks, rows_standing, '
                           'settle, tick}', null, 'EXECUTE'),
     -- Called by functions of the line above, with the rights of their caller.
     ('relay', 'function', '{delivery_fault, first_dead, incarnation, unsettled}', null, 'EXECUTE'),
@@ -110,7 +110,7 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
 
     -- Retention: done by relays, and by roles that operate; roles that read see the days.
     ('relay', 'function', '{begin_archive, begin_retention, check_day, count_day, discard_expired, drop_day, due_days, '
-                          'empty_day, end_retention, leave_day, read_day, record_archive, renew_retention, retention_status, '
+                          'empty_day, end_retention, leave_day, read_day, read_day_events, record_archive, renew_retention, retention_status, '
                            'state_retention, trim_attempts, trim_inbox, trim_uids, unfinished_archives}', null, 'EXECUTE'),
     ('operate', 'schema', '{outbox}', null, 'USAGE'),
     ('operate', 'table', '{meta}', null, 'SELECT'),
@@ -121,7 +121,7 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     ('read', 'table', '{meta}', null, 'SELECT'),
     ('read', 'function', '{retention_status}', null, 'EXECUTE'),
     -- A role that cannot read a day cannot record that an archive has it.
-    ('payloads', 'function', '{begin_archive, read_day, record_archive, unfinished_archives}', null, 'EXECUTE'),
+    ('payloads', 'function', '{begin_archive, read_day, read_day_events, record_archive, unfinished_archives}', null, 'EXECUTE'),
     ('relay', 'function', '{keep_days_of}', null, 'EXECUTE'),
     ('read', 'function', '{keep_days_of}', null, 'EXECUTE'),
     ('owner', 'function', '{acts_as, asks_less, at_home, came_since, checked_day, day_holders, day_keepers, died_before, '
@@ -129,7 +129,7 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
                           'require_day, weigh_retention}', null, 'EXECUTE'),
 
     -- Passes.
-    ('relay', 'function', '{trim_passes, why}', null, 'EXECUTE'),
+    ('relay', 'function', '{trim_discarded, trim_passes, why}', null, 'EXECUTE'),
     ('read', 'function', '{event_states, why}', null, 'EXECUTE'),
     ('owner', 'function', '{begin_claimed, begin_passes, end_passes, in_seconds, keep_late, keep_patterns, keep_rows_ahead, '
                           'mark_generation, move_passes, newest_xid, pass_spans, passage, passage_states, passes_deleted, '

@@ -41,6 +41,8 @@ HEADERS = itemgetter(StoredEvent._fields.index("headers"))
 FAULT = itemgetter(StoredEvent._fields.index("fault"))
 DELIVER_AT = itemgetter(StoredEvent._fields.index("deliver_at"))
 """Getters of one field for use with ``map``, which makes no frame per event."""
+UNREAD = "unread"
+"""The ``fault`` of an event whose contents were left out, to be read again. It never reaches a dispatcher."""
 MAX_CHARACTER_BYTES = 4
 """The longest encoding of a character in UTF-8."""
 
@@ -69,6 +71,19 @@ def pop_scan_end(events: list[StoredEvent]) -> int | None:
     None if the read was complete or was cut only by its bounds. See ``outbox.read_late``.
     """
     return events.pop().id if events and events[-1].shard < 0 else None
+
+
+def cut_unread(events: list[StoredEvent]) -> bool:
+    """Remove the first event that was left unread, and those behind it. Return True if there was one.
+
+    See ``outbox.read_small``, which reads small events.
+    """
+    if not any(map(FAULT, events)):
+        return False
+    first = next((n for n, event in enumerate(events) if event.fault == UNREAD), None)
+    if first is not None:
+        del events[first:]
+    return first is not None
 
 
 def pop_passed_by(events: list[StoredEvent]) -> list[StoredEvent]:

@@ -119,6 +119,27 @@ class LogStatements(Database):
         bounds = (after, upto, rows, payload_bytes, most_payload)
         return await self._read("read_rest", shards, types, (a, b), bounds, server)
 
+    async def read_small(
+        self,
+        shards: Sequence[int],
+        types: Sequence[str] | None,
+        a: Tick,
+        b: Tick,
+        after: int,
+        upto: int,
+        rows: int,
+        event_bytes: int,
+        *,
+        most_payload: int | None = None,
+        server: str | None = None,
+    ) -> list[StoredEvent]:
+        """Return the events of the window from ``a`` to ``b`` as ``read_rest``, with contents only if they are small.
+
+        The others, of more than ``event_bytes``, are left unread: see ``event.cut_unread``.
+        """
+        bounds = (after, upto, rows, event_bytes, most_payload)
+        return await self._read("read_small", shards, types, (a, b), bounds, server)
+
     async def read_late(
         self,
         shards: Sequence[int],

@@ -6,11 +6,23 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, cast
 
-from outbox_relay.domain.event import FAULT, StoredEvent, max_wire_bytes, pop_scan_end
+from outbox_relay.domain.event import FAULT, StoredEvent, cut_unread, max_wire_bytes, pop_scan_end
 from outbox_relay.domain.window import Tick
 from outbox_relay.postgres.rows import TickResult, WindowRead, WindowRequest
 
-_NAMES: Final = ("a_seq", "a", "a_next", "floor", "shards", "types", "ids", "rows", "bytes", "most_payload")
+_NAMES: Final = (
+    "a_seq",
+    "a",
+    "a_next",
+    "floor",
+    "shards",
+    "types",
+    "ids",
+    "rows",
+    "bytes",
+    "most_payload",
+    "most_size",
+)
 _NO_WINDOW: Final[Mapping[str, Any]] = dict.fromkeys(_NAMES)
 _TICK_COLUMNS: Final = 7
 _READ: Final = 7
@@ -32,6 +44,7 @@ def look_parameters(request: WindowRequest | None) -> Mapping[str, Any]:
         "rows": request.most_events,
         "bytes": request.most_bytes,
         "most_payload": request.most_payload,
+        "most_size": request.most_size,
     }
 
 
@@ -51,12 +64,13 @@ def window_of(rows: Sequence[Sequence[Any]], b: Tick, request: WindowRequest | N
     """Return the window in the rows of an answer; None if it was not read.
 
     It cannot be used if an event has a fault, which may only be that it is too large for a look. If the latecomers are
-    incomplete, the events that follow them are left out.
+    incomplete, the events that follow them are left out. Otherwise it ends before the first event that was left unread.
     """
     if request is None or not rows[0][_READ]:
         return None
     make = cast(Any, tuple).__new__
     events: list[StoredEvent] = [make(StoredEvent, row[_EVENT_COLUMNS]) for row in rows[1:]]
+    is_cut = cut_unread(events)
     if any(map(FAULT, events)):
         return WindowRead(request, b, [], None, usable=False)
     latecomers = next((n for n, event in enumerate(events) if event.id > request.a.seq), len(events))
@@ -64,6 +78,8 @@ def window_of(rows: Sequence[Sequence[Any]], b: Tick, request: WindowRequest | N
     upto = _end(late, request)
     if upto is not None:
         return WindowRead(request, b, late, upto)
+    if is_cut:
+        return WindowRead(request, b, [*late, *rest], rest[-1].id if rest else request.a.seq)
     return WindowRead(request, b, [*late, *rest], _end(rest, request))
 
 

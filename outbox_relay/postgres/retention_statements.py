@@ -58,6 +58,8 @@ class DayEvent(NamedTuple):
     deliver_at: str | None
     created_at: str
     emitter: str | None
+    tenant: str | None
+    priority: int | None
     payload: bytes | None
     key_hash: str | None
 

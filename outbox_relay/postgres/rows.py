@@ -38,7 +38,8 @@ class WindowRequest:
 
     ``types`` are SQL LIKE patterns. Ids up to ``floor`` are of an older numbering. A window of more than ``most_ids``
     ids is not read. ``most_events`` and ``most_bytes``, not counting the last event, limit the latecomers and the other
-    events, each. A larger payload than ``most_payload`` bytes is not returned.
+    events, each. A larger payload than ``most_payload`` bytes is not returned. With ``most_size``, the other events are
+    read up to the first one that has more bytes, and ``most_bytes`` does not limit them.
     """
 
     a: Tick
@@ -49,6 +50,7 @@ class WindowRequest:
     most_events: int = 1_000
     most_bytes: int = 1 << 20
     most_payload: int = 256 << 10
+    most_size: int | None = None
 
 
 class WindowRead(NamedTuple):

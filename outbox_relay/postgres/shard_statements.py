@@ -110,6 +110,11 @@ class ShardStatements(Database):
         """Delete up to ``most`` positions of names that no sink has; return their number."""
         return await self._do("trim_former_positions", {"most": most})
 
+    async def trim_discarded(self, most: int) -> int:
+        """Remove up to ``most`` marks per sink of discarded events that the log no longer has; return their number."""
+        [(removed,)] = await self._rows("trim_discarded", {"most": most})
+        return removed
+
     # -- scheduled events and unique keys -------------------------------------------------------------------------
 
     async def apply_scheduled_changes(self, most: int) -> int:

@@ -116,6 +116,7 @@ class Housekeeping:
             Chore("trim relays", store.trim_relays, 600.0, 60.0),
             Chore("cap times", partial(store.cap_times, MOST_LEASE_SECONDS), 60.0, 60.0),
             Chore("trim passes", store.trim_passes, 600.0, 60.0, bool),
+            Chore("trim marks of discarded events", partial(store.trim_discarded, TRIM_ROWS), 600.0, 60.0, bool),
             Chore("trim the history", partial(store.trim_history, TRIM_ROWS), 600.0, 60.0, bool),
             Chore("change scheduled events", partial(store.apply_scheduled_changes, CHANGES), 1.0, 2.0, _is_full),
             Chore("finish unique keys", partial(store.finish_unique_keys, CHANGES), 1.0, 2.0, _is_half_full),

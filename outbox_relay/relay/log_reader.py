@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
+from functools import partial
 from typing import Protocol
 
 from outbox_relay.domain.errors import HandedOver, LeaseLost, PositionsMissing, StatementFailed
-from outbox_relay.domain.event import StoredEvent, max_wire_bytes, pop_scan_end
+from outbox_relay.domain.event import StoredEvent, cut_unread, max_wire_bytes, pop_scan_end
 from outbox_relay.domain.in_flight import Chunk, InFlight, ShardGroup
 from outbox_relay.domain.window import Position, ScanStep, WindowSlice, next_slice, position_after
 from outbox_relay.postgres.rows import MOST_PAYLOAD, WindowRequest
@@ -24,14 +25,16 @@ from outbox_relay.postgres.store import Store
 from outbox_relay.relay.context import SUSPECT_CRASHES, DeliveryContext
 from outbox_relay.relay.dispatcher import Dispatcher
 from outbox_relay.relay.earlier_outcomes import EarlierOutcomes
+from outbox_relay.relay.failed_reads import Answer, ask_without_payload, reason_of_failed_read
 from outbox_relay.relay.leases import LeaseManager
+from outbox_relay.relay.small_reads import SmallReads
 from outbox_relay.relay.ticker import Ticker
 from outbox_relay.relay.timing import timed
 
 CHUNK_EVENTS = 4000
 """Maximum number of events in one read."""
 CHUNK_BYTES = 8 << 20
-"""Maximum bytes of events in one read, not counting the last event."""
+"""Maximum bytes of events in one read, not counting the last event. ``CHUNK_EVENTS`` small ones have fewer."""
 SUSPECT_EVENTS = 500
 """Maximum number of events in one read of shards with several crashed owners."""
 IDS_PER_READ = 50_000
@@ -40,15 +43,12 @@ MOST_IDS_PER_READ = 5_000_000
 """The value up to which that maximum is doubled while no events are found: a read of half a second."""
 FAR_IDS = 20_000
 """Number of ids between a group and the end of its window from which on the others do not wait for it."""
-SMALL_PAYLOAD_BYTES = 64 << 10
-"""Payload size up to which a payload is never the reason why a read runs out of time or memory."""
-TOO_MUCH = {"57014": "it ran out of time", "53200": "it ran out of memory", "54000": "it met a limit of the database"}
-"""SQLSTATEs of reads that asked for too much, and their meaning."""
-UNLOADABLE = "its answer cannot be loaded"
-OVER_LIMIT = ", more than the ceiling"
-"""Text that the schema adds after the size of a payload that it did not load."""
 AGAIN_SECONDS = 1.0
 """Pause before a single event that could not be read is read again, since memory may be short for a moment only."""
+
+
+Read = Callable[..., Awaitable[list[StoredEvent]]]
+"""A method of the store that reads events of a window."""
 
 
 class Parked(Protocol):
@@ -99,6 +99,7 @@ class LogReader:
         self._request: WindowRequest | None = None
         self._max_ids = IDS_PER_READ
         self._steps = ScanStep()
+        self._small_reads = SmallReads()
 
     # -- claim ------------------------------------------------------------------------------------------------
 
@@ -225,7 +226,8 @@ class LogReader:
         if len(groups) != 1 or groups[0].position.b is not None or self._steps.reduced or self._is_suspect(groups[0]):
             return None
         [group] = groups
-        return WindowRequest(group.position.a, self._floor, group.shards, self._spec.types)
+        size = self._small_reads.size
+        return WindowRequest(group.position.a, self._floor, group.shards, self._spec.types, most_size=size)
 
     async def _check_configuration(self) -> bool:
         """Ask for another configuration of this sink before the new tick is used.
@@ -285,6 +287,7 @@ class LogReader:
             return None
         if start != Position(request.a, window.b) or group.shards != request.shards:
             return None
+        self._small_reads.take(window.events)
         return window.events, start.closed() if window.upto is None else start.at(window.upto)
 
     async def _read_slice(self, group: ShardGroup, start: Position) -> tuple[list[StoredEvent], Position] | None:
@@ -302,7 +305,7 @@ class LogReader:
         newest = self._ticker.latest
         return next_slice(start, self._steps.limit(self._max_ids), self._floor, newest.seq if newest else 0)
 
-    async def _ask_in_steps(self, group: ShardGroup, piece: WindowSlice) -> tuple[list[StoredEvent], int | None] | None:
+    async def _ask_in_steps(self, group: ShardGroup, piece: WindowSlice) -> Answer | None:
         """Return the answer of one read; None if it failed and a smaller one is to be tried.
 
         Raises ``StatementFailed`` for any other reason.
@@ -315,26 +318,40 @@ class LogReader:
             self._steps.failed()
             self._max_ids = IDS_PER_READ
             if self._steps.exhausted:
-                return await self._ask_without_payload(group, piece, error)
+                return await ask_without_payload(partial(self._ask, group, piece), self._spec.name, piece.after, error)
             if self._steps.limit(CHUNK_EVENTS) == 1:
                 await asyncio.sleep(AGAIN_SECONDS)
             return None
 
-    async def _ask(
-        self, group: ShardGroup, piece: WindowSlice, most_payload: int = MOST_PAYLOAD
-    ) -> tuple[list[StoredEvent], int | None]:
+    async def _ask(self, group: ShardGroup, piece: WindowSlice, most_payload: int = MOST_PAYLOAD) -> Answer:
         """Return the events of one read, and the last id that it covers.
 
         The id is None if the read covers all of ``piece``.
         """
         most = self._steps.limit(self._most_events(group))
         most_bytes = self._steps.limit(CHUNK_BYTES)
+        if (answer := await self._ask_for_small(group, piece, most, most_payload)) is not None:
+            return answer
         events = await self._fetch(group, piece, most, most_bytes, most_payload)
+        self._small_reads.take(events)
         upto = pop_scan_end(events)
         # A read that just reaches the limit of bytes may be complete. The next read then finds no more events.
         if len(events) >= most or max_wire_bytes(events) >= most_bytes:
             upto = events[-1].id
         return events, upto
+
+    async def _ask_for_small(
+        self, group: ShardGroup, piece: WindowSlice, most: int, most_payload: int
+    ) -> Answer | None:
+        """Return the answer of a read of small events; None if none is to be made, or if the first event is large."""
+        size = self._small_reads.size
+        if size is None or piece.late or self._steps.reduced:
+            return None
+        events = await self._timed(self._store.read_small, group, piece, most, size, most_payload)
+        if cut_unread(events):
+            self._small_reads.met_large()
+            return (events, events[-1].id) if events else None
+        return events, events[-1].id if len(events) >= most else None
 
     def _most_events(self, group: ShardGroup) -> int:
         return SUSPECT_EVENTS if self._is_suspect(group) else CHUNK_EVENTS
@@ -342,10 +359,15 @@ class LogReader:
     async def _fetch(
         self, group: ShardGroup, piece: WindowSlice, most: int, most_bytes: int, most_payload: int
     ) -> list[StoredEvent]:
+        ask = self._store.read_late if piece.late else self._store.read_rest
+        return await self._timed(ask, group, piece, most, most_bytes, most_payload)
+
+    async def _timed(
+        self, ask: Read, group: ShardGroup, piece: WindowSlice, most: int, most_bytes: int, most_payload: int
+    ) -> list[StoredEvent]:
         a, b, _ = group.position
         if b is None:
             raise ValueError("there is no window to read")
-        ask = self._store.read_late if piece.late else self._store.read_rest
         with timed(self._context.measures.read):
             return await ask(
                 sorted(group.shards),
@@ -353,31 +375,6 @@ class LogReader:
                 most_payload=most_payload,
                 server=self._server,
             )
-
-    async def _ask_without_payload(
-        self, group: ShardGroup, piece: WindowSlice, error: StatementFailed
-    ) -> tuple[list[StoredEvent], int | None]:
-        """Read one event that could not be read, without its payload.
-
-        The reason becomes its fault.
-
-        Raises ``StatementFailed`` if that fails too, since the payload is then not the reason.
-        """
-        reason = reason_of_failed_read(error)
-        try:
-            events, upto = await self._ask(group, piece, 0 if reason == UNLOADABLE else SMALL_PAYLOAD_BYTES)
-        except StatementFailed as again:
-            raise StatementFailed(
-                f"sink {self._spec.name}: the event behind id {piece.after} cannot be read, with or without its "
-                f"payload: {again}",
-                again.sqlstate,
-            ) from None
-        # The fault names the limit of this read, which is not the ceiling.
-        faults = [
-            f"reading it failed, {reason}: {event.fault.partition(OVER_LIMIT)[0]}" if event.fault else None
-            for event in events
-        ]
-        return [event._replace(fault=fault) for event, fault in zip(events, faults, strict=True)], upto
 
     def _hand_over(self, group: ShardGroup, chunk: Chunk) -> None:
         self._in_flight.take(group, chunk)
@@ -387,9 +384,3 @@ class LogReader:
     def _is_suspect(self, group: ShardGroup) -> bool:
         held = self._leases.held
         return any(shard in held and held[shard].crashes >= SUSPECT_CRASHES for shard in group.shards)
-
-
-def reason_of_failed_read(error: StatementFailed) -> str | None:
-    """Return the reason of a failed read if a smaller one may succeed; otherwise None."""
-    state = error.sqlstate
-    return UNLOADABLE if state is None or state.startswith("22") else TOO_MUCH.get(state)

@@ -14,12 +14,12 @@ from outbox_relay.domain.in_flight import Chunk, ShardGroup
 from outbox_relay.domain.window import Position, WindowSlice, position_after
 from outbox_relay.postgres.queue_statements import ParkedWindow
 from outbox_relay.postgres.rows import WindowRequest
+from outbox_relay.relay.failed_reads import reason_of_failed_read
 from outbox_relay.relay.log_reader import (
     AGAIN_SECONDS,
     IDS_PER_READ,
     MOST_IDS_PER_READ,
     LogReader,
-    reason_of_failed_read,
 )
 from outbox_relay.relay.queue_limit import QueueLimit
 from outbox_relay.relay.timing import timed

@@ -15,6 +15,7 @@ from outbox_relay.domain.event import StoredEvent, pop_passed_by
 from outbox_relay.domain.in_flight import Chunk, ShardGroup
 from outbox_relay.domain.window import MAX_ID, Position, WindowSlice
 from outbox_relay.postgres.rows import MOST_PAYLOAD
+from outbox_relay.relay.failed_reads import Answer
 from outbox_relay.relay.log_reader import LogReader
 from outbox_relay.relay.replay_log import ReplayLog
 
@@ -106,9 +107,12 @@ class ReplayReader(LogReader):
             self._tokens = await self._log.spend(sum(1 for event in events if event.uid))
         return events
 
-    async def _ask(
-        self, group: ShardGroup, piece: WindowSlice, most_payload: int = MOST_PAYLOAD
-    ) -> tuple[list[StoredEvent], int | None]:
+    async def _ask_for_small(
+        self, group: ShardGroup, piece: WindowSlice, most: int, most_payload: int
+    ) -> Answer | None:
+        """Return None: one statement reads the events of a replay."""
+
+    async def _ask(self, group: ShardGroup, piece: WindowSlice, most_payload: int = MOST_PAYLOAD) -> Answer:
         """Keep the events that are passed by until the others are handed over."""
         events, upto = await super()._ask(group, piece, most_payload)
         self._passed_by = pop_passed_by(events)

@@ -119,7 +119,7 @@ class _LineWriter:
 class _ParquetWriter:
     def __init__(self, stream: Any) -> None:
         arrow = _pyarrow("pyarrow")
-        types = {"id": arrow.int64(), "shard": arrow.int16(), "payload": arrow.binary()}
+        types = {"id": arrow.int64(), "shard": arrow.int16(), "priority": arrow.int16(), "payload": arrow.binary()}
         self._schema = arrow.schema([(name, types.get(name, arrow.string())) for name in (*COLUMNS, "payload")])
         self._writer = _pyarrow("pyarrow.parquet").ParquetWriter(stream, self._schema, compression="zstd")
         self._table = arrow.Table

@@ -20,6 +20,8 @@ COLUMNS = (
     "deliver_at",
     "created_at",
     "emitter",
+    "tenant",
+    "priority",
 )
 """Columns that are archived as they are, in addition to the payload."""
 

@@ -79,7 +79,7 @@ class Contents:
         ids = [part.first_id for part in self.parts] + [part.last_id for part in self.parts]
         known = [each for each in ids if each is not None]
         return {
-            "version": 1,
+            "version": 2,
             "day": day_name(task.day),
             "format": task.form,
             "written_at": datetime.now(UTC).isoformat(),

@@ -29,7 +29,7 @@ from tests.support.proxy import Proxy
 from tests.support.relay_harness import LOST, CountingStore, RelayHarness, running, spec
 from tests.support.wait import auntil, until
 
-READS = ("read_rest", "read_late")
+READS = ("read_small", "read_rest", "read_late")
 LOOKS = """
 select pid from pg_stat_activity
  where datname = current_database() and query like '%%outbox.look(%%' and pid <> pg_backend_pid()"""

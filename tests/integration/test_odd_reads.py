@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -143,15 +144,18 @@ class Failing:
 
     def __init__(self, harness: RelayHarness, state: str | None) -> None:
         self._state = state
-        self._read = harness.store.read_rest
+        self._read, self._read_small = harness.store.read_rest, harness.store.read_small
         self.poison: set[int] = set()
         self.everything = False
         self.failures = 0
         harness.store.windows = False
-        harness.store.read_rest = self._read_rest  # type: ignore[method-assign]
+        harness.store.read_rest = partial(self._fail, self._read)  # type: ignore[method-assign]
+        harness.store.read_small = partial(self._fail, self._read_small)  # type: ignore[method-assign]
 
-    async def _read_rest(self, *arguments: Any, **options: Any) -> list[StoredEvent]:
-        events = await self._read(*arguments, **options)
+    async def _fail(
+        self, read: Callable[..., Awaitable[list[StoredEvent]]], *arguments: Any, **options: Any
+    ) -> list[StoredEvent]:
+        events = await read(*arguments, **options)
         if self.everything or any(event.id in self.poison and event.fault is None for event in events):
             self.failures += 1
             raise StatementFailed("the database says: canceling statement due to statement timeout", self._state)
@@ -293,9 +297,11 @@ async def test_no_event_is_dead_because_its_read_waited_for_a_connection(databas
     sink = MemorySink()
     async with running(database.dsn, (spec("s"), sink)) as harness:
         await harness.owns_all()
-        read, slots, waited = harness.store.read_rest, ConnectionSlots(1), 0
+        slots, waited = ConnectionSlots(1), 0
 
-        async def read_rest(*arguments: Any, **options: Any) -> list[StoredEvent]:
+        async def wait_and_read(
+            read: Callable[..., Awaitable[list[StoredEvent]]], *arguments: Any, **options: Any
+        ) -> list[StoredEvent]:
             nonlocal waited
             waited += 1
             if waited <= MAX_REDUCTIONS + MAX_SINGLE_EVENT_FAILURES:
@@ -304,7 +310,8 @@ async def test_no_event_is_dead_because_its_read_waited_for_a_connection(databas
             return await read(*arguments, **options)
 
         harness.store.windows = False
-        harness.store.read_rest = read_rest  # type: ignore[method-assign]
+        harness.store.read_rest = partial(wait_and_read, harness.store.read_rest)  # type: ignore[method-assign]
+        harness.store.read_small = partial(wait_and_read, harness.store.read_small)  # type: ignore[method-assign]
         event = insert(database)
         await settled(harness, database, 1)
         assert [event.id for event in sink.delivered] == [event]

@@ -102,12 +102,20 @@ REST, LATE = "not pg_visible_in_snapshot(l.xid, a)", "l.id + 0 <= last_id"
 LOOK, NEXT = "limit most_looks + 1", "limit each"
 
 
+OF_EVERY_SIZE = pytest.mark.parametrize(
+    ("statement", "size"), [("read_rest", AMPLE), ("read_small", 2000)], ids=["of every size", "small ones"]
+)
+
+
 @pytest.mark.slow
+@OF_EVERY_SIZE
 @pytest.mark.parametrize("part", [0.0, 0.5, 0.98])
 @pytest.mark.parametrize("calls", [1, 7], ids=["first call", "beyond the calls that are planned one by one"])
-def test_rest_is_read_in_index_order_and_no_further_than_needed(explained: Explained, part: float, calls: int) -> None:
+def test_rest_is_read_in_index_order_and_no_further_than_needed(
+    explained: Explained, part: float, calls: int, statement: str, size: int
+) -> None:
     after = round(part * explained.events)
-    found = [read(explained, after=after, upto=2**63 - 1) for _ in range(calls)][-1]
+    found = [read(explained, statement, after=after, upto=2**63 - 1, bytes=size) for _ in range(calls)][-1]
     assert [row[0] for row in found] == list(range(after + 1, after + CHUNK_EVENTS + 1))
     scans = explained.scans("event_", "past_", of=REST)
     assert not {node.type for node in explained.nodes(of=REST)} & NEVER_IN_ORDER
@@ -117,8 +125,9 @@ def test_rest_is_read_in_index_order_and_no_further_than_needed(explained: Expla
 
 
 @pytest.mark.slow
-def test_rest_of_few_shards_looks_at_its_span_only(explained: Explained) -> None:
-    found = read(explained, shards=[5], after=100_000, upto=102_000)
+@OF_EVERY_SIZE
+def test_rest_of_few_shards_looks_at_its_span_only(explained: Explained, statement: str, size: int) -> None:
+    found = read(explained, statement, shards=[5], after=100_000, upto=102_000, bytes=size)
     assert {row[1] for row in found} == {5}
     scans = explained.scans("event_", "past_", of=REST)
     assert not {node.type for node in explained.nodes(of=REST)} & NEVER_IN_ORDER
@@ -126,16 +135,18 @@ def test_rest_of_few_shards_looks_at_its_span_only(explained: Explained) -> None
 
 
 @pytest.mark.slow  # as that of few shards
-def test_rest_of_few_types_looks_at_its_span_only(explained: Explained) -> None:
-    found = read(explained, types=["type.3"], after=100_000, upto=102_000)
+@OF_EVERY_SIZE
+def test_rest_of_few_types_looks_at_its_span_only(explained: Explained, statement: str, size: int) -> None:
+    found = read(explained, statement, types=["type.3"], after=100_000, upto=102_000, bytes=size)
     assert {row[3] for row in found} == {"type.3"}
     scans = explained.scans("event_", "past_", of=REST)
     assert not {node.type for node in explained.nodes(of=REST)} & NEVER_IN_ORDER
     assert sum(node.scanned for node in scans) <= 2000
 
 
-def test_empty_end_of_the_log_costs_no_rows(explained: Explained) -> None:
-    assert read(explained, after=explained.events, upto=2**63 - 1) == []
+@OF_EVERY_SIZE
+def test_empty_end_of_the_log_costs_no_rows(explained: Explained, statement: str, size: int) -> None:
+    assert read(explained, statement, after=explained.events, upto=2**63 - 1, bytes=size) == []
     assert sum(node.scanned for node in explained.scans("event_", "past_", of=REST)) == 0
 
 

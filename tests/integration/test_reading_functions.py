@@ -20,6 +20,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from outbox_relay.domain.event import UNREAD
 from outbox_relay.postgres.database import statements
 from tests.support.database import Database
 from tests.support.postgres import PostgresServer
@@ -615,8 +616,11 @@ def test_a_payload_above_the_ceiling_is_not_fetched_by_a_read(day_missing: Datab
     assert longest(rows) < 1_000
 
 
+@pytest.mark.parametrize("most_size", [None, 2000], ids=["of every size", "small ones"])
 @pytest.mark.parametrize("late", [True, False], ids=["latecomers", "the rest"])
-def test_a_payload_above_the_ceiling_is_not_fetched_by_a_look(day_missing: Database, late: bool) -> None:
+def test_a_payload_above_the_ceiling_is_not_fetched_by_a_look(
+    day_missing: Database, late: bool, most_size: int | None
+) -> None:
     with day_missing.connect(autocommit=True) as connection:
         ids = [emitted(connection)[0]]
         # Too far apart for latecomers to be read with the rest.
@@ -625,11 +629,52 @@ def test_a_payload_above_the_ceiling_is_not_fetched_by_a_look(day_missing: Datab
         connection.execute("update outbox.event set payload = %s where id = %s", (TOO_LARGE, ids[0]))
         asked = {
             "a_seq": ids[1] if late else 0, "a": "3:3:", "a_next": 2**40, "floor": 0, "shards": list(range(64)),
-            "types": None, "ids": 2**40, "rows": 100, "bytes": AMPLE, "most_payload": 1 << 20,
+            "types": None, "ids": 2**40, "rows": 100, "bytes": AMPLE, "most_payload": 1 << 20, "most_size": most_size,
         }  # fmt: skip
         rows = connection.execute(SQL["look"], asked).fetchall()
     assert [row[8] for row in rows[1:] if row[9] >= 0] == ids
     assert longest(rows) < 1_000
+
+
+ODD_EVENTS = """
+insert into outbox.event (uid, type, key, payload, content_type, headers, deliver_at, created_at)
+select gen_random_uuid(), 't', v.key, v.payload, 'x/y', v.headers, v.deliver_at,
+       coalesce(v.created_at, now())
+  from (values (1, 'k', convert_to(repeat('x', 1999), 'UTF8'), null::jsonb, null::timestamptz, null::timestamptz),
+               (2, 'k', convert_to(repeat('x', 2000), 'UTF8'), null, null, null),
+               (3, 'k', '{}', jsonb_build_object('h', repeat('y', 2000)), null, null),
+               (4, repeat('k', 1000), convert_to(repeat('x', 1000), 'UTF8'), null, null, null),
+               (5, repeat('k', 1025), '{}', null, null, null),
+               (6, 'k', null, null, null, null),
+               (7, 'k', '{}', '{"h": "v"}', now(), null),
+               (8, 'k', '{}', null, 'infinity', null),
+               (9, 'k', '{}', null, null, 'infinity'),
+               (10, 'k', '{}', null, null, '-infinity'),
+               (11, 'k', '{}', null, null, '10000-01-01'),
+               (12, null, '', '{}', null, null)) v (n, key, payload, headers, deliver_at, created_at)
+ order by v.n
+returning id"""
+SMALL_ONES = {1, 4, 7, 12}
+
+
+def test_small_events_come_whole_and_others_without_their_contents(day_missing: Database) -> None:
+    """An event comes as outbox.read_rest returns it, or with the fault by which it is read again."""
+    with day_missing.connect(autocommit=True) as connection:
+        ids = [event for (event,) in connection.execute(ODD_EVENTS.encode()).fetchall()]
+        asked = {
+            "shards": list(range(64)), "types": None, "a": "3:3:", "b": "9000000000:9000000000:",
+            "after": 0, "upto": 2**40, "rows": 100, "most_payload": 1 << 20,
+        }  # fmt: skip
+        rest = call(connection, "read_rest", bytes=AMPLE, **asked)
+        small = call(connection, "read_small", bytes=2000, **asked)
+    assert [row[0] for row in small] == [row[0] for row in rest] == ids
+    for number, (whole, found) in enumerate(zip(rest, small, strict=True), 1):
+        if number in SMALL_ONES:
+            assert found == whole
+        else:
+            assert found[10] == UNREAD
+            assert found[:4] == whole[:4]
+            assert (found[4], found[5], found[7], found[8]) == (None, None, None, None)
 
 
 def test_a_payload_above_the_ceiling_is_not_fetched_by_a_claim(connection: Connection, sink: str) -> None:

@@ -367,7 +367,7 @@ async def test_nothing_is_read_and_nothing_is_written_while_nothing_is_new(datab
         before = harness.store.calls.copy()
         await auntil(lambda: _true(harness.store.calls["look"] >= before["look"] + 20), seconds=20, what="20 looks")
         after = harness.store.calls
-    for quiet in ("read_rest", "read_late", "settle"):
+    for quiet in ("read_small", "read_rest", "read_late", "settle"):
         assert after[quiet] == before[quiet], quiet
 
 
@@ -378,10 +378,10 @@ async def test_shards_at_the_same_position_are_read_with_one_call(database: Data
         await delivered(sink, emit(database, [f"k{n}" for n in range(500)]))
         await harness.settled()
         assert len(harness.groups[0]) == 1
-        before = harness.store.calls["read_rest"]
+        before = harness.store.calls["read_small"]
         wanted = emit(database, [f"k{n}" for n in range(500)])
         await delivered(sink, wanted)
-        calls = harness.store.calls["read_rest"] - before
+        calls = harness.store.calls["read_small"] - before
     assert len({event.shard for event in sink.delivered}) == SHARDS
     assert calls <= 5
 

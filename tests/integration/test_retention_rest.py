@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -180,6 +181,49 @@ def test_a_mark_has_the_id_of_the_log_and_replaces_an_older_one(owner: Connectio
     assert discard_step(owner, 1000) == (1, False)
     uid = one(owner, "select uid from outbox.event")
     assert owner.execute("select id, uid from outbox.discarded").fetchall() == [(row_id, uid)]
+
+
+MARK = "insert into outbox.discarded (sink, id, uid, at, reason) values (%s, %s, gen_random_uuid(), now() - %s, 'x')"
+
+
+def test_marks_go_a_week_after_the_discard_once_their_events_have_left_the_log(owner: Connection) -> None:
+    ids = emit_ago(owner, 0, 4)
+    for sink in ("crm", "erp"):
+        register(owner, sink, "now")
+    old, young = timedelta(days=7, minutes=1), timedelta(days=6, hours=23)
+    for row_id, age in zip(ids, (old, young, old, old), strict=True):
+        owner.execute(MARK, ("crm", row_id, age))
+    owner.execute(MARK, ("erp", ids[0], old))
+    trim = "select outbox.trim_discarded(1000)"
+    assert one(owner, trim) == 0, "the log has every event"
+    owner.execute("delete from outbox.event where id = any (%s)", (ids[1:],))
+    assert one(owner, trim) == 0, "it has the first one, and ids are removed from the lowest on"
+    owner.execute("delete from outbox.event")
+    assert one(owner, trim) == 0, "the lowest id of an empty log is not known"
+    emit_ago(owner, 0)
+    assert one(owner, trim) == 4
+    assert owner.execute("select sink, id from outbox.discarded").fetchall() == [("crm", ids[1])]
+
+
+def test_marks_are_found_by_their_index_in_bounded_steps(owner: Connection) -> None:
+    """Goes red when a step looks at all marks of a sink."""
+    register(owner, "crm", "now")
+    owner.execute("select setval('outbox.event_id_seq', 1000000)")
+    emit_ago(owner, 0)
+    owner.execute(
+        "insert into outbox.discarded (sink, id, uid, at, reason) "
+        "select 'crm', n, gen_random_uuid(), now() - interval '8 days', 'x' from generate_series(1, 5000) n"
+    )
+    owner.execute("vacuum analyze outbox.discarded")
+    looked_at = (
+        "select (seq_tup_read + idx_tup_fetch)::bigint from pg_stat_xact_user_tables "
+        "where schemaname = 'outbox' and relname = 'discarded'"
+    )
+    with owner.transaction():
+        assert one(owner, "select outbox.trim_discarded(100)") == 100
+        assert one(owner, looked_at) <= 200
+    assert one(owner, "select min(id) from outbox.discarded") == 101
+    assert one(owner, "select outbox.trim_discarded(0)") == 1, "at least one"
 
 
 def test_keep_dead_days_counts_from_the_death_and_not_from_the_parking(owner: Connection) -> None:

@@ -191,6 +191,7 @@ async def test_the_newest_tick_is_the_one_that_was_asked_for_last() -> None:
 
 SPEAK_OF_TICKS: dict[str, Callable[[Store, str], Awaitable[object]]] = {
     "read_rest": lambda store, server: store.read_rest([0], None, BEGINNING, BEGINNING, 0, 9, 9, 9, server=server),
+    "read_small": lambda store, server: store.read_small([0], None, BEGINNING, BEGINNING, 0, 9, 9, 9, server=server),
     "read_late": lambda store, server: store.read_late([0], None, BEGINNING, BEGINNING, 0, 9, 9, 9, server=server),
     "settle": lambda store, server: store.settle("s", uuid4(), {0: (9, Position(BEGINNING))}, [], {}, server=server),
     "positions": lambda store, server: store.positions("s", [0], server=server),

@@ -7,7 +7,7 @@ import random
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 
-from outbox_relay.domain.event import SHARDS, StoredEvent, max_wire_bytes, pop_scan_end
+from outbox_relay.domain.event import SHARDS, StoredEvent, cut_unread, max_wire_bytes, pop_scan_end
 from outbox_relay.domain.window import BEGINNING, Position, Tick, WindowSlice, next_slice, nothing_new, position_after
 from outbox_relay.postgres.rows import TickResult, WindowRequest
 from outbox_relay.postgres.store import Store
@@ -43,6 +43,8 @@ class Follower:
 
     most_payload: int | None = AMPLE_BYTES
     """The largest payload that is asked for, as the relay does; None asks as relays of version 1 do."""
+    sizes: Sequence[int | None] = (None, 1, 20, 2000)
+    """Sizes of small events, of which each read draws one; None reads events of every size."""
 
     def __init__(
         self,
@@ -98,18 +100,25 @@ class Follower:
         assert start.b is not None
         piece = next_slice(start, self._random.randint(1, self._most_span))
         most = self._random.randint(1, self._most_rows)
-        events = await self._ask(piece, start.a, start.b, most)
+        events, is_cut = await self._ask(piece, start.a, start.b, most)
         upto = pop_scan_end(events)
-        if len(events) >= most or max_wire_bytes(events) >= self._most_bytes:
+        if is_cut or len(events) >= most or max_wire_bytes(events) >= self._most_bytes:
             upto = events[-1].id
         self.got += events
         self.reads.append((piece, [event.id for event in events]))
         self.position = position_after(start, piece) if upto is None else start.at(upto)
 
-    async def _ask(self, piece: WindowSlice, a: Tick, b: Tick, most: int) -> list[StoredEvent]:
+    async def _ask(self, piece: WindowSlice, a: Tick, b: Tick, most: int) -> tuple[list[StoredEvent], bool]:
+        """Return the events of a read, and True if it was one of small events that ended before a large one."""
+        window = (self._shards, self._types, a, b, piece.after, piece.upto, most)
+        if not piece.late and self.most_payload is not None and (size := self._random.choice(self.sizes)) is not None:
+            events = await self._store.read_small(*window, size, most_payload=self.most_payload)
+            is_cut = cut_unread(events)
+            if events or not is_cut:
+                return events, is_cut
         ask, a = (self._store.read_late, self._latecomers_of(a)) if piece.late else (self._store.read_rest, a)
         bounds = (piece.after, piece.upto, most, self._most_bytes)
-        return await ask(self._shards, self._types, a, b, *bounds, most_payload=self.most_payload)
+        return await ask(self._shards, self._types, a, b, *bounds, most_payload=self.most_payload), False
 
     def _seen(self, tick: Tick) -> Tick:
         return tick
@@ -149,7 +158,7 @@ class Looking(Follower):
         a, most_ids = self.position.a, NO_IDS if self._looks % 3 == 0 else AMPLE_IDS
         request = WindowRequest(
             *(a, 0, frozenset(self._shards), self._types, most_ids, self._random.randint(1, self._most_rows)),
-            *(self._most_bytes, self.fault_at),
+            *(self._most_bytes, self.fault_at, self._random.choice(self.sizes)),
         )
         look = await self._store.look(request, 0.0, at_once)
         tick, window = look.result.tick, look.window

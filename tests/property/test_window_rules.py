@@ -474,7 +474,7 @@ async def test_look_ends_with_the_latecomers_that_it_read(
 
 async def test_look_leaves_large_payloads_to_the_usual_read(database: Database, store: Store) -> None:
     looking = Looking(store, position=Position(quiet(database)))
-    looking.fault_at = 10
+    looking.fault_at, looking.sizes = 10, (None,)
     ids = [emit_and_commit(database, payload=payload) for payload in (b"small", b"larger than that", b"small")]
     await looking.follow()
     assert looking.ids == ids

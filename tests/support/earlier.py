@@ -21,6 +21,7 @@ LAST_OF = {
     26: "d3afcbafe3184e684cc9a0a698acc9ae7e1f2150",
     28: "544615dd726b7e50736d4f922f22ff4ad645eaea",
     29: "e7aa9eb6c777b27d5b24803c4597042479f5b877",
+    30: "3be7ef13f9c60c67b6a8798b969d01389874627e",
 }
 """The last commit of each earlier version of the schema that was in use: the numbers between them came together.
 
@@ -36,6 +37,7 @@ VERSION_IN = {
     26: "outbox_relay.postgres.schema_versions",
     28: "outbox_relay.postgres.schema_versions",
     29: "outbox_relay.postgres.schema_versions",
+    30: "outbox_relay.postgres.schema_versions",
 }
 """The module of each that knows the version of its schema."""
 PARTS = ("outbox_relay", "schema")

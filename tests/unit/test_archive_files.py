@@ -21,7 +21,7 @@ from tests.support.wait import until
 FORMS = ["jsonl.zst", "parquet"]
 PLAIN = DayEvent(
     1, "740", 5, "01a1fe9a-d7b3-795c-8af1-aa7f5518f66b", "order.created", "k", "application/json", None, None,
-    "2026-10-01 12:00:00.123456+00", "app", b"{}", "hash:1",
+    "2026-10-01 12:00:00.123456+00", "app", None, None, b"{}", "hash:1",
 )  # fmt: skip
 ODD = [
     PLAIN,
@@ -33,6 +33,8 @@ ODD = [
     PLAIN._replace(id=7, deliver_at="infinity", created_at="-infinity", headers="{}"),
     PLAIN._replace(id=8, deliver_at="0044-03-15 00:00:00+00 BC", created_at="20000-01-01 00:00:00+00"),
     PLAIN._replace(id=9, headers='{"a": 1e400, "b": 1.10000000000000000000001, "ü": "\\u0001"}'),
+    PLAIN._replace(id=10, tenant="acme\n'ü", priority=-32768),
+    PLAIN._replace(id=11, tenant="", priority=0),
     PLAIN._replace(id=-(1 << 63), xid=str((1 << 64) - 1), payload=bytes(range(256)) * 5000),
 ]
 

@@ -3,4 +3,4 @@ select seq, snapshot, next_xid, incarnation, wal, now, generations, read,
        id, shard, uid, type, key, payload, content_type, headers, deliver_at, created_at, fault, null as tenant
   from outbox.look(%(a_seq)s::bigint, %(a)s::pg_snapshot, %(a_next)s::bigint, %(floor)s::bigint,
                    %(shards)s::smallint[], %(types)s::text[], %(ids)s::bigint, %(rows)s::integer, %(bytes)s::bigint,
-                   %(most_payload)s::bigint)
+                   %(most_payload)s::bigint, %(most_size)s::integer)
