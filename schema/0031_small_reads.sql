@@ -1,9 +1,10 @@
 -- Marks of discarded events end with their events, archives have every column, and small events are read faster. Relays of
 -- earlier versions work on this schema.
 
--- Remove marks of discarded events that the log no longer has, of each sink the first `most` (10,000), and return how many.
--- An event that was cancelled has such a mark too, so there may be as many as events. They stay for a week, since a dead
--- letter may have been discarded long after its event had left the log, and outbox.why says by whom.
+-- Remove marks of discarded events whose ids are below those of the log, looking at the first `most` (1,000; at most 10,000)
+-- of each sink, and return how many were removed. Cancelled events have such marks too, so there may be as many as events.
+-- A mark stays for a week, since a dead letter may have been discarded long after its event had left the log, and
+-- outbox.why says by whom.
 create function outbox.trim_discarded(most integer) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -88,7 +89,7 @@ as $$
 $$;
 
 -- The next events of a window, as outbox.read_rest finds them, if they are small: at most `most_rows`, none of them with
--- more than `most_size` bytes of payload, key and headers. So their bytes are bounded without being counted, which takes a
+-- more than `most_size` bytes of payload, key and headers. So their bytes are bounded without a running sum, which takes a
 -- third of the time of outbox.read_rest. An event that is larger, or that has a fault, comes without its contents and with
 -- the fault 'unread': it and those behind it are to be read by outbox.read_rest.
 create function outbox.read_small(
@@ -119,7 +120,7 @@ begin
            case when w.small then w.created_at else '1970-01-01 00:00:00+00' end,
            case when not w.small then 'unread' end
       from (
-        select f.*, f.intact and f.bytes + coalesce(octet_length(f.headers), 0) <= most_size as small
+        select f.*, coalesce(f.intact and f.bytes + coalesce(octet_length(f.headers), 0) <= most_size, false) as small
           from (
             -- A level of its own (offset 0), so that only what is returned is looked at, and no partition's plan does it.
             select e.id, e.shard, e.uid, e.type, e.key, e.payload, e.content_type, e.deliver_at, e.created_at,

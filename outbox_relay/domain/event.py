@@ -42,7 +42,7 @@ FAULT = itemgetter(StoredEvent._fields.index("fault"))
 DELIVER_AT = itemgetter(StoredEvent._fields.index("deliver_at"))
 """Getters of one field for use with ``map``, which makes no frame per event."""
 UNREAD = "unread"
-"""The ``fault`` of an event whose contents were left out, to be read again. It never reaches a dispatcher."""
+"""The ``fault`` of an event without its contents, which is to be read again. It never reaches a dispatcher."""
 MAX_CHARACTER_BYTES = 4
 """The longest encoding of a character in UTF-8."""
 
@@ -74,9 +74,9 @@ def pop_scan_end(events: list[StoredEvent]) -> int | None:
 
 
 def cut_unread(events: list[StoredEvent]) -> bool:
-    """Remove the first event that was left unread, and those behind it. Return True if there was one.
+    """Remove the first event that is to be read again, and those behind it. Return True if there was one.
 
-    See ``outbox.read_small``, which reads small events.
+    See ``outbox.read_small``, which reads the contents of small events only.
     """
     if not any(map(FAULT, events)):
         return False

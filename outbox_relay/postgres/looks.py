@@ -79,7 +79,9 @@ def window_of(rows: Sequence[Sequence[Any]], b: Tick, request: WindowRequest | N
     if upto is not None:
         return WindowRead(request, b, late, upto)
     if is_cut:
-        return WindowRead(request, b, [*late, *rest], rest[-1].id if rest else request.a.seq)
+        return WindowRead(request, b, [*late, *rest], rest[-1].id if rest else request.a.seq, is_cut=True)
+    if request.most_size is not None and len(rest) < request.most_events:
+        return WindowRead(request, b, [*late, *rest], None)
     return WindowRead(request, b, [*late, *rest], _end(rest, request))
 
 

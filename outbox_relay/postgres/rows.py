@@ -56,7 +56,8 @@ class WindowRequest:
 class WindowRead(NamedTuple):
     """The events of a requested window up to the tick ``b``, in id order.
 
-    They are all, or those with ids up to ``upto``. Without ``usable``, the window must be read in the usual way.
+    They are all, or those with ids up to ``upto``. Without ``usable``, the window must be read in the usual way. If it
+    ``is_cut``, it ends before an event that was not small.
     """
 
     request: WindowRequest
@@ -64,6 +65,7 @@ class WindowRead(NamedTuple):
     events: list[StoredEvent]
     upto: int | None
     usable: bool = True
+    is_cut: bool = False
 
     @property
     def empty(self) -> bool:

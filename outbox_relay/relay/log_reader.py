@@ -34,7 +34,7 @@ from outbox_relay.relay.timing import timed
 CHUNK_EVENTS = 4000
 """Maximum number of events in one read."""
 CHUNK_BYTES = 8 << 20
-"""Maximum bytes of events in one read, not counting the last event. ``CHUNK_EVENTS`` small ones have fewer."""
+"""Maximum bytes of events in one read, not counting the last event. A chunk of small events has fewer."""
 SUSPECT_EVENTS = 500
 """Maximum number of events in one read of shards with several crashed owners."""
 IDS_PER_READ = 50_000
@@ -287,6 +287,8 @@ class LogReader:
             return None
         if start != Position(request.a, window.b) or group.shards != request.shards:
             return None
+        if window.is_cut:
+            self._small_reads.met_large()
         self._small_reads.take(window.events)
         return window.events, start.closed() if window.upto is None else start.at(window.upto)
 

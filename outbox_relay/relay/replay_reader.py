@@ -110,7 +110,7 @@ class ReplayReader(LogReader):
     async def _ask_for_small(
         self, group: ShardGroup, piece: WindowSlice, most: int, most_payload: int
     ) -> Answer | None:
-        """Return None: one statement reads the events of a replay."""
+        """Return None, since a replay has a reading statement of its own."""
 
     async def _ask(self, group: ShardGroup, piece: WindowSlice, most_payload: int = MOST_PAYLOAD) -> Answer:
         """Keep the events that are passed by until the others are handed over."""

@@ -62,7 +62,7 @@ def configure(level: str, form: str, *, colors: bool = False) -> None:
 
 
 def _new_handler() -> logging.Handler:
-    """Return the handler that writes to stderr. Where that is no file, as in a test, it is written to at once."""
+    """Return the handler that writes to stderr, which is no file in some tests."""
     try:
         return LogWriter(sys.stderr.fileno(), _report_dropped)
     except (AttributeError, OSError):
@@ -74,7 +74,7 @@ def _report_dropped(lines: int) -> None:
 
 
 def flush() -> None:
-    """Wait until all lines are written, at most for a second, since this process ends without doing so itself."""
+    """Wait until all lines are written, at most for a second, because ``os._exit`` does not wait."""
     for handler in logging.getLogger().handlers:
         handler.flush()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Mapping, MutableMapping
 from functools import partial
 from typing import NamedTuple
@@ -24,6 +25,9 @@ from outbox_relay.sinks import Sink
 from outbox_relay.sinks.kafka import ClientSettings, KafkaSink
 from outbox_relay.sinks.python import PythonSink
 
+IMPORT_SECONDS = 10.0
+"""Longest wait of a reload for the imports of its handlers. The files that it reads have as long."""
+
 
 class NewConfiguration(NamedTuple):
     """A configuration that was read, and passed every check that does not need the database."""
@@ -42,9 +46,11 @@ class NewConfiguration(NamedTuple):
 
 
 async def _check_handlers(sinks: Mapping[str, Sink]) -> None:
-    """Raise ``ConfigurationError`` if a handler cannot be imported, since the present workers would be gone."""
-    for name, sink in sinks.items():
-        if isinstance(sink, PythonSink) and (fault := await sink.import_fault()) is not None:
+    """Raise ``ConfigurationError`` if a handler cannot be imported: nothing would replace the workers in use."""
+    workers = {name: sink for name, sink in sinks.items() if isinstance(sink, PythonSink)}
+    faults = await asyncio.gather(*(sink.import_fault(IMPORT_SECONDS) for sink in workers.values()))
+    for name, fault in zip(workers, faults, strict=True):
+        if fault is not None:
             raise ConfigurationError(f"{dotted(('sinks', name))}: {fault}")
 
 

@@ -667,6 +667,7 @@ def test_small_events_come_whole_and_others_without_their_contents(day_missing: 
         }  # fmt: skip
         rest = call(connection, "read_rest", bytes=AMPLE, **asked)
         small = call(connection, "read_small", bytes=2000, **asked)
+        assert {row[10] for row in call(connection, "read_small", bytes=None, **asked)} == {UNREAD}
     assert [row[0] for row in small] == [row[0] for row in rest] == ids
     for number, (whole, found) in enumerate(zip(rest, small, strict=True), 1):
         if number in SMALL_ONES:

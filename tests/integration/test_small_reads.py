@@ -87,3 +87,31 @@ async def test_after_a_large_event_many_small_ones_are_read_before_the_other_way
         await everything(database, harness, sink, emit(database, [b"{}"] * 10))
         assert made(harness)[0] > small
         assert made(harness)[1] == every
+
+
+async def test_a_large_event_that_comes_with_a_look_costs_one_read(database: Database) -> None:
+    sink = MemorySink()
+    async with running(database.dsn, (spec("s"), sink)) as harness:
+        await harness.owns_all()
+        wanted = emit(database, [b"{}"])
+        await delivered(sink, wanted)
+        await harness.settled()
+        before = made(harness)
+        await everything(database, harness, sink, emit(database, [b"{}", LARGE]))
+        small, every = made(harness)
+        assert (small - before[0], every - before[1]) == (0, 1)
+
+
+async def test_headers_count_as_the_database_counts_them(database: Database) -> None:
+    """Goes red if every chunk is read twice, first in vain."""
+    sink = MemorySink()
+    text = """select outbox.emit_raw('t', convert_to(repeat('x', 1900), 'UTF8'),
+                                     headers => jsonb_build_object('h', repeat('y', 150)))
+                from generate_series(1, %s)"""
+    with database.connect() as connection:
+        connection.execute(text, (3 * CHUNK_EVENTS,))
+    async with running(database.dsn, (spec("s"), sink)) as harness:
+        await harness.owns_all()
+        wanted = [event for (event,) in query(database, "select id from outbox.event order by id")]
+        await delivered(sink, wanted, seconds=60)
+        assert made(harness)[0] <= 2

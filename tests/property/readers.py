@@ -14,7 +14,7 @@ from uuid import UUID, uuid4
 
 from outbox_relay.domain.attempts import AttemptRecord, delivery_record
 from outbox_relay.domain.errors import LeaseLost, StatementFailed
-from outbox_relay.domain.event import StoredEvent, pop_passed_by, pop_scan_end
+from outbox_relay.domain.event import StoredEvent, cut_unread, pop_passed_by, pop_scan_end
 from outbox_relay.domain.outcomes import DELIVERED
 from outbox_relay.domain.routing import like_pattern
 from outbox_relay.domain.sink_spec import ReplaySpec
@@ -26,6 +26,8 @@ from outbox_relay.relay.replay_log import ReplayLog
 LEASE_SECONDS = 3600.0
 MANY_IDS = 1_000_000
 MANY_BYTES = 1 << 30
+SMALL = 0.5
+"""The part of reads that are of small events."""
 RECORDED = 0.2
 """Share of the deliveries that leave a record."""
 
@@ -139,12 +141,17 @@ class Reader:
     async def _piece(self, shard: int, start: Position) -> Piece:
         slice_ = next_slice(start, MANY_IDS, await self._store.floor())
         most = self._drawn.choice([1, 3, 100])
-        ask = self._store.read_late if slice_.late else self._store.read_rest
         assert start.b is not None
-        window = (start.a, start.b, slice_.after, slice_.upto)
-        events = await ask([shard], self._types, *window, most, MANY_BYTES)
+        events, is_cut = list[StoredEvent](), True
+        window = ([shard], self._types, start.a, start.b, slice_.after, slice_.upto, most)
+        if not slice_.late and self._drawn.random() < SMALL:
+            events = await self._store.read_small(*window, self._drawn.choice([1, 2000]), most_payload=MANY_BYTES)
+            is_cut = cut_unread(events)
+        if is_cut and not events:
+            ask, is_cut = self._store.read_late if slice_.late else self._store.read_rest, False
+            events = await ask(*window, MANY_BYTES)
         upto = pop_scan_end(events)
-        if len(events) >= most:
+        if is_cut or len(events) >= most:
             upto = events[-1].id
         end = position_after(start, slice_) if upto is None else start.at(upto)
         discarded = await self._store.discarded(self.sink, [(e.id, UUID(e.uid)) for e in events])

@@ -195,9 +195,9 @@ class PythonSink:
         self._resets += 1
         await asyncio.gather(self._pool.reset(RESET_SECONDS), self._alone.reset(RESET_SECONDS))
 
-    async def import_fault(self) -> str | None:
-        """Wait until a worker has imported the handler, and return why none can. Return None if that takes long."""
-        await self._pool.started(CHECK_SECONDS)
+    async def import_fault(self, seconds: float) -> str | None:
+        """Return why the handler cannot be imported, or None once a worker has imported it or after ``seconds``."""
+        await self._pool.started(seconds)
         return self.fault
 
     async def check(self) -> str | None:
