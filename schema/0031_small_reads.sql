@@ -137,7 +137,7 @@ begin
                    and not outbox.is_erased(l.content_type, l.payload)
                    and pg_visible_in_snapshot(l.xid, b) and not pg_visible_in_snapshot(l.xid, a)
                  order by l.id
-                 limit most_rows
+                 limit greatest(most_rows, 0)
               ) e
             order by e.id offset 0
           ) f
@@ -146,8 +146,9 @@ begin
 end
 $$;
 
--- As in version 17. The rest of a window is read by outbox.read_small if `most_size` is not null.
-create function outbox.look(
+-- As outbox.look in version 17, which relays of earlier versions call. The rest of a window is read by outbox.read_small if
+-- `most_size` is not null.
+create function outbox.look_small(
     a_seq bigint, a pg_snapshot, a_next bigint, floor_id bigint, shards smallint[], types text[],
     most_ids bigint, most_rows integer, most_bytes bigint, most_payload bigint, most_size integer
 ) returns table (

@@ -19,7 +19,7 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     ('consume', 'function', '{once}', null, 'EXECUTE'),
 
     ('relay', 'schema', '{outbox}', null, 'USAGE'),
-    ('relay', 'function', '{arm, backlog, claim_rows, give_rows_back, held_keys, keys_with_rows, known_down, look, '
+    ('relay', 'function', '{arm, backlog, claim_rows, give_rows_back, held_keys, keys_with_rows, known_down, look, look_small, '
                           'make_partitions, only_at, payload_ceiling, read_late, read_rest, read_small, '
                           'register_missing_sinks, register_sinks, rows_standing, '
                           'settle, tick}', null, 'EXECUTE'),

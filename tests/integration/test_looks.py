@@ -32,7 +32,7 @@ from tests.support.wait import auntil, until
 READS = ("read_small", "read_rest", "read_late")
 LOOKS = """
 select pid from pg_stat_activity
- where datname = current_database() and query like '%%outbox.look(%%' and pid <> pg_backend_pid()"""
+ where datname = current_database() and query like '%%outbox.look_small(%%' and pid <> pg_backend_pid()"""
 
 
 OPEN = """
