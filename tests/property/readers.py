@@ -26,8 +26,8 @@ from outbox_relay.relay.replay_log import ReplayLog
 LEASE_SECONDS = 3600.0
 MANY_IDS = 1_000_000
 MANY_BYTES = 1 << 30
-SMALL = 0.5
-"""The part of reads that are of small events."""
+SIZES = (None, 1, 2000)
+"""Sizes of small events, of which each read draws one; None reads events of every size."""
 RECORDED = 0.2
 """Share of the deliveries that leave a record."""
 
@@ -98,6 +98,7 @@ class Reader:
         self._store = store
         self._settlements: Store | ReplayLog = store
         self._drawn = drawn
+        self._sizes = random.Random(generation)  # apart, so that histories with a known seed stay the same
         self._tick: TickResult | None = None
         self._versions = -1
         self._rows: list[tuple[NewRow, int]] = []
@@ -144,8 +145,8 @@ class Reader:
         assert start.b is not None
         events, is_cut = list[StoredEvent](), True
         window = ([shard], self._types, start.a, start.b, slice_.after, slice_.upto, most)
-        if not slice_.late and self._drawn.random() < SMALL:
-            events = await self._store.read_small(*window, self._drawn.choice([1, 2000]), most_payload=MANY_BYTES)
+        if not slice_.late and (size := self._sizes.choice(SIZES)) is not None:
+            events = await self._store.read_small(*window, size, most_payload=MANY_BYTES)
             is_cut = cut_unread(events)
         if is_cut and not events:
             ask, is_cut = self._store.read_late if slice_.late else self._store.read_rest, False
