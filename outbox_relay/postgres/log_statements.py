@@ -135,7 +135,7 @@ class LogStatements(Database):
     ) -> list[StoredEvent]:
         """Return the events of the window from ``a`` to ``b`` as ``read_rest``, with contents only if they are small.
 
-        The others, of more than ``event_bytes``, are left unread: see ``event.cut_unread``.
+        Those of more than ``event_bytes`` are to be read again: see ``event.cut_unread``.
         """
         bounds = (after, upto, rows, event_bytes, most_payload)
         return await self._read("read_small", shards, types, (a, b), bounds, server)

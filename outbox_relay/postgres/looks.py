@@ -64,7 +64,8 @@ def window_of(rows: Sequence[Sequence[Any]], b: Tick, request: WindowRequest | N
     """Return the window in the rows of an answer; None if it was not read.
 
     It cannot be used if an event has a fault, which may only be that it is too large for a look. If the latecomers are
-    incomplete, the events that follow them are left out. Otherwise it ends before the first event that was left unread.
+    incomplete, the events that follow them are left out. Otherwise it ends before the first event that is to be read
+    again.
     """
     if request is None or not rows[0][_READ]:
         return None

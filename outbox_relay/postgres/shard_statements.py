@@ -111,7 +111,7 @@ class ShardStatements(Database):
         return await self._do("trim_former_positions", {"most": most})
 
     async def trim_discarded(self, most: int) -> int:
-        """Remove up to ``most`` marks per sink of discarded events that the log no longer has; return their number."""
+        """Remove up to ``most`` marks of each sink whose events the log no longer has; return their number."""
         [(removed,)] = await self._rows("trim_discarded", {"most": most})
         return removed
 

@@ -9,7 +9,7 @@ from outbox_relay.domain.event import FAULT, StoredEvent
 SMALL_BYTES = 2000
 """Bytes of payload, key and headers up to which an event is small. A chunk of small events needs no other bound."""
 SMALL_AGAIN = 1000
-"""Number of consecutive events with small payloads after which small events are read again."""
+"""Number of consecutive small events after which reads are of small events again."""
 
 
 class SmallReads:

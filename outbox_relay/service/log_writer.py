@@ -1,4 +1,4 @@
-"""The handler of the log. While stderr takes no more lines they wait for a thread, which is all that waits.
+"""The handler of the log. A thread writes the lines that stderr does not take at once, so that nothing else waits.
 
 A pipe that is not read is full after 64 KB. The next write would then block the event loop, the leases of this relay
 would end, and every relay whose output goes to the same collector would stop in the same way.
@@ -62,7 +62,7 @@ class LogWriter(logging.Handler):
         if self._waiting_bytes and self._waiting_bytes + len(line) > most and not self._reporting:
             self._dropped += 1
             return
-        self._wait_for_thread(line)
+        self._leave_to_thread(line)
 
     def flush(self) -> None:
         """Wait until all lines are written, at most for a second."""
@@ -79,7 +79,7 @@ class LogWriter(logging.Handler):
             self._changed.notify_all()
         super().close()
 
-    def _wait_for_thread(self, line: bytes) -> None:
+    def _leave_to_thread(self, line: bytes) -> None:
         self._lines.append(line)
         self._waiting_bytes += len(line)
         self._changed.notify_all()
@@ -96,7 +96,7 @@ class LogWriter(logging.Handler):
             return
         self._is_cut = False
         if written < len(whole):
-            self._wait_for_thread(whole[written:])
+            self._leave_to_thread(whole[written:])
         else:
             self._report()
 

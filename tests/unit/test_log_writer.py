@@ -109,10 +109,10 @@ def test_errors_have_room_when_others_are_dropped(pipe: Pipe, monkeypatch: pytes
 def test_a_line_is_written_at_once_while_there_is_room(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last line before a crash is not lost: goes red if it waits for the thread."""
 
-    def wait_for_thread(_line: bytes) -> None:
+    def leave_to_thread(_line: bytes) -> None:
         pytest.fail("there is room")
 
-    monkeypatch.setattr(pipe.writer, "_wait_for_thread", wait_for_thread)
+    monkeypatch.setattr(pipe.writer, "_leave_to_thread", leave_to_thread)
     for _ in range(30):
         pipe.log("x" * 999)
     assert len(pipe.rest()) == 30_000
