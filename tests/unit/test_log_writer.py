@@ -18,6 +18,7 @@ import pytest
 
 from outbox_relay.service import log_writer
 from outbox_relay.service.log_writer import LogWriter
+from tests.support.wait import until
 
 LOGS = "import logging, sys; from outbox_relay.service import logs; logs.configure('info', 'json');"
 
@@ -51,6 +52,18 @@ class Pipe:
         os.set_blocking(self.reading, True)
         return found
 
+    def rest_with_report(self) -> bytes:
+        """Read what there is until dropped lines have been reported."""
+        found = b""
+
+        def is_reported() -> bool:
+            nonlocal found
+            found += self.rest()
+            return self.dropped != []
+
+        until(is_reported, seconds=30, what="the dropped lines are reported")
+        return found
+
     def close(self) -> None:
         """Let the thread end, whatever it waits for."""
         os.close(self.reading)
@@ -81,9 +94,7 @@ def test_a_reader_that_stands_still_blocks_nobody_and_lines_beyond_the_bound_are
     line = "x" * 999
     for _ in range(1000):
         pipe.log(line)
-    found = b""
-    while not pipe.dropped:
-        found += pipe.read(1000)
+    found = pipe.rest_with_report()
     pipe.writer.flush()
     found += pipe.rest()
     lines = found.splitlines()
@@ -99,9 +110,7 @@ def test_errors_have_room_when_others_are_dropped(pipe: Pipe, monkeypatch: pytes
     for _ in range(300):
         pipe.log("x" * 999)
     pipe.log("the last words", logging.CRITICAL)
-    found = b""
-    while not pipe.dropped:
-        found += pipe.read(1000)
+    found = pipe.rest_with_report()
     pipe.writer.flush()
     assert (found + pipe.rest()).endswith(b"the last words\n")
 
