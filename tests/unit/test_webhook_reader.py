@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from outbox_relay.sinks.webhook.reader import BODY_BYTES, CHUNKS, HEAD_BYTES, HEADERS, NotHttp, ResponseReader
 
@@ -14,6 +18,13 @@ RESPONSES = {
     "chunks": HEAD + b"transfer-encoding: chunked\r\n\r\n2\r\nbo\r\n2\r\ndy\r\n0\r\nx: y\r\n\r\n",
     "interim responses": b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Hints\r\nx: y\r\n\r\n" + EMPTY,
     "no content": b"HTTP/1.1 204 No Content\r\n\r\n",
+    "no content with a length": b"HTTP/1.1 204 No Content\r\ncontent-length: 3\r\n\r\n",
+    "not modified": b"HTTP/1.1 304 Not Modified\r\ncontent-length: 3\r\n\r\n",
+    "the same length twice": HEAD + b"content-length: 1\r\nContent-Length: 1\r\n\r\n1",
+    "a header twice": HEAD + b"retry-after: 1\r\nRetry-After:\t2 \r\ncontent-length: 0\r\n\r\n",
+    "bytes that are not ASCII": HEAD + b"location: /\xe9\r\ncontent-length: 0\r\n\r\n",
+    "a kept connection": HEAD + b"Connection: Keep-Alive\r\ncontent-length: 0\r\n\r\n",
+    "a long body": HEAD + b"content-length: 3000\r\n\r\n" + b"x" * 3000,
     "a folded line": HEAD + b"x: y\r\n z\r\ncontent-length: 0\r\n\r\n",
 }
 NOT_HTTP = {
@@ -46,6 +57,47 @@ def test_a_response_in_two_pieces_is_the_same_response(response: bytes) -> None:
     whole = facts(response)
     assert whole[3:] == (True, True, True)
     assert all(facts(response[:cut], response[cut:]) == whole for cut in range(1, len(response)))
+
+
+STATUS_LINES = (
+    *(HEAD, b"HTTP/1.1 404\r\n", b"HTTP/1.1 500 \r\n", b"HTTP/1.1 204 No\r\n", b"HTTP/1.1 304 No\r\n"),
+    *(b"HTTP/1.1 700 Odd\r\n", b"HTTP/1.1 100 Go on\r\n", b"HTTP/1.1 101 Switch\r\n", b"HTTP/1.0 200 OK\r\n"),
+    *(b"HTTP/1.1 200  \t OK~\r\n", b"HTTP/1.1 200 \xe9\r\n", b"HTTP/1.1 200 \x7f\r\n", b"HTTP/1.1 2000 OK\r\n"),
+)
+LINES = (
+    *(b"content-length: 0", b"Content-Length:2", b"content-length:\t2 ", b"content-length: 02", b"content-length: +2"),
+    *(b"content-length: 2, 2", b"content-length: ", b"transfer-encoding: chunked", b"transfer-encoding: gzip"),
+    *(b"connection: close", b"Connection: keep-alive", b"connection: Keep-Alive, close", b"connection:"),
+    *(b"upgrade: h2c", b"retry-after: 1", b"Retry-After:  2\t ", b"date: a  b", b"location: \xe9", b"location: \x7f"),
+    *(b"x: \0", b" folded", b"\tfolded", b": no name", b"no colon", b"a b: c", b"a : b", b"a\xe9: b", b"x: y\nz: 1"),
+    b"x: y\rz",
+    *(b"!#$%&'*+-.^_`|~09AZaz: token", b"(): no token", b"content-type: text/plain; charset=utf-8", b"x:"),
+)
+BODIES = (b"", b"ok", b"ok\r\n", b"0\r\n\r\n", b"2\r\nok\r\n0\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n")
+
+
+def reading(*pieces: bytes) -> tuple[object, ...]:
+    """Return the facts of a response that comes in these pieces, or that it is none."""
+    try:
+        return facts(*pieces)
+    except NotHttp:
+        return ("refused",)
+
+
+def assert_read_in_one_way(start: bytes, lines: list[bytes], body: bytes) -> None:
+    """Compare a response that comes at once, which a pattern may read, with one that comes in two pieces."""
+    data = start + b"".join(line + b"\r\n" for line in lines) + b"\r\n" + body
+    assert reading(data) == reading(data[:1], data[1:]), data
+
+
+@given(st.sampled_from(STATUS_LINES), st.lists(st.sampled_from(LINES), max_size=5), st.sampled_from(BODIES))
+def test_a_response_at_once_is_read_as_one_in_pieces(start: bytes, lines: list[bytes], body: bytes) -> None:
+    assert_read_in_one_way(start, lines, body)
+
+
+def test_every_line_beside_a_length_is_read_in_one_way() -> None:
+    for start, line, body in product(STATUS_LINES, LINES, BODIES):
+        assert_read_in_one_way(start, [b"content-length: %d" % len(body), line], body)
 
 
 @pytest.mark.parametrize("response", RESPONSES.values(), ids=RESPONSES)
