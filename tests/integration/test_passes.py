@@ -27,6 +27,7 @@ from tests.support.sink_actions import call, register, remove, rename, seek
 from tests.support.wait import until
 
 ANY_ROUTES = {"patterns": None, "claim": None}
+AN_HOUR = "update outbox.sink_pass set begun_at = begun_at - interval '61 minutes'"
 LAPSE = "update outbox.shard set lease_until = now() - interval '1 second'"
 PASSES = "select kind, generation, ended_at is not null from outbox.sink_pass where shard = %s order by seq"
 READ = """
@@ -389,10 +390,28 @@ async def test_passes_that_no_kept_event_needs_are_trimmed(books: Ledger) -> Non
     assert await books.store.trim_passes() == 0
     assert len(books.query(PASSES, 0)) == 4
     books.do("delete from outbox.event where id = %s", old)
+    assert await books.store.trim_passes() == 0  # an owner that was suspended may yet settle
+    books.do(AN_HOUR)
     assert await books.store.trim_passes() == 3 * 64
     assert len(books.query(PASSES, 0)) == 1
     assert await states(books, kept) == ["settled"]
     assert books.query("select count(*) from outbox.sink_patterns") == [(1,)]
+
+
+async def test_a_pass_stays_with_the_positions_that_its_owners_wrote_after_it(books: Ledger) -> None:
+    """Goes red when a pass is trimmed by its end alone, which an owner that has not noticed a seek goes beyond."""
+    seek(books.database, "s", "beginning")
+    [settled] = books.emit("a", type="order.paid")
+    await to_the_end(books)
+    await books.store.trim_progress(1000)
+    books.do(AN_HOUR)
+    assert await books.store.trim_passes() == 0
+    found = await why(books, settled)
+    assert (found["state"], found["again"]) == ("pending", True)
+    books.emit("a", type="order.paid")
+    books.do("delete from outbox.event where id = %s", settled)
+    assert await books.store.trim_passes() == 64
+    assert books.query("select count(*) from outbox.late_position") == [(0,)]
 
 
 async def test_a_thousand_passes_are_read_by_their_index_alone(books: Ledger) -> None:

@@ -51,6 +51,7 @@ SHARDS = "select distinct (hashtextextended(k, 0) & 63)::integer from unnest(%s:
 EMIT = """
 select e.id, e.uid, e.type from outbox.event e
  where e.uid = outbox.emit_raw(%s, '1', key => %s)"""
+AN_HOUR = "update outbox.sink_pass set begun_at = begun_at - interval '61 minutes' returning 1"
 LAPSE = "update outbox.shard set lease_until = now() - interval '1 second' where owner = %s returning 1"
 TAKE_ROW = """
 delete from outbox.delivery d
@@ -273,7 +274,10 @@ class History:
                 self.erased.add(event_id)
 
     async def step_trim(self) -> None:
+        """Trim. An hour has passed since the seeks and other registrations, once all readers have noticed them."""
         await self._store.trim_progress(1000)
+        if all(r.sink == self.name and r.generation == self.generation for r in (*self.readers, *self.zombies)):
+            query(self._database, AN_HOUR)
         await self._store.trim_passes()
 
     async def step_rebase(self) -> None:

@@ -22,6 +22,7 @@ LAST_OF = {
     28: "544615dd726b7e50736d4f922f22ff4ad645eaea",
     29: "e7aa9eb6c777b27d5b24803c4597042479f5b877",
     30: "3be7ef13f9c60c67b6a8798b969d01389874627e",
+    31: "03d2f0b030fc9d22d078db9a0ca9d34fc21c2427",
 }
 """The last commit of each earlier version of the schema that was in use: the numbers between them came together.
 
@@ -38,6 +39,7 @@ VERSION_IN = {
     28: "outbox_relay.postgres.schema_versions",
     29: "outbox_relay.postgres.schema_versions",
     30: "outbox_relay.postgres.schema_versions",
+    31: "outbox_relay.postgres.schema_versions",
 }
 """The module of each that knows the version of its schema."""
 PARTS = ("outbox_relay", "schema")
