@@ -398,20 +398,49 @@ async def test_passes_that_no_kept_event_needs_are_trimmed(books: Ledger) -> Non
     assert books.query("select count(*) from outbox.sink_patterns") == [(1,)]
 
 
-async def test_a_pass_stays_with_the_positions_that_its_owners_wrote_after_it(books: Ledger) -> None:
+@pytest.mark.parametrize("trimmed", [False, True])
+async def test_a_pass_stays_with_the_positions_that_its_owners_wrote_after_it(books: Ledger, trimmed: bool) -> None:
     """Goes red when a pass is trimmed by its end alone, which an owner that has not noticed a seek goes beyond."""
     seek(books.database, "s", "beginning")
     [settled] = books.emit("a", type="order.paid")
     await to_the_end(books)
-    await books.store.trim_progress(1000)
+    if trimmed:
+        await books.store.trim_progress(1000)
     books.do(AN_HOUR)
     assert await books.store.trim_passes() == 0
+    await books.store.trim_progress(1000)
     found = await why(books, settled)
     assert (found["state"], found["again"]) == ("pending", True)
     books.emit("a", type="order.paid")
     books.do("delete from outbox.event where id = %s", settled)
     assert await books.store.trim_passes() == 64
     assert books.query("select count(*) from outbox.late_position") == [(0,)]
+
+
+async def test_a_position_that_was_written_late_holds_no_pass_of_an_empty_log(books: Ledger) -> None:
+    seek(books.database, "s", "beginning")
+    books.emit("a", type="order.paid")
+    await to_the_end(books)
+    await books.store.trim_progress(1000)
+    books.do(AN_HOUR)
+    books.do("truncate outbox.event")
+    assert await books.store.trim_passes() == 64
+
+
+async def test_passes_of_a_clock_that_was_ahead_are_trimmed(books: Ledger) -> None:
+    seek(books.database, "s", "beginning")
+    books.do("update outbox.sink_pass set begun_at = begun_at + interval '1 year'")
+    assert await books.store.trim_passes() == 64
+
+
+async def test_a_rename_keeps_what_was_settled_before_a_seek_was_noticed(books: Ledger) -> None:
+    """Goes red when a rename leaves the positions behind that the ledger has and that do not count any more."""
+    [settled] = books.emit("a", type="order.paid")
+    tick = await books.tick()
+    seek(books.database, "s", "now")
+    await books.place("s", Position(BEGINNING, tick, settled))
+    rename(books.database, "s", "t")
+    assert await states(books, settled, sink="t") == ["settled"]
 
 
 async def test_a_thousand_passes_are_read_by_their_index_alone(books: Ledger) -> None:

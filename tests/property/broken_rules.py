@@ -31,3 +31,8 @@ create or replace function outbox.replay_places(replay_id bigint) returns table 
 language sql stable
 as 'select n::smallint, 9223372036854775806::bigint from generate_series(0, 63) n'"""
 """Every event counts as passed by the position of a replay."""
+TRIM_EARLY = """
+do $do$ begin
+    execute replace(pg_get_functiondef('outbox.trim_passes()'::regprocedure), 'and h.seq is null', '');
+end $do$"""
+"""Passes go by their ends, whatever their owners have written after them."""

@@ -34,7 +34,15 @@ import pytest
 from outbox_relay import admin
 from outbox_relay.postgres.migrations import rebase
 from outbox_relay.postgres.store import Store
-from tests.property.broken_rules import BEGIN_LATE, COVER_ALL, IGNORE_PASSES, IGNORE_REPLAYS, KEEP_NOT, SEEK_ON
+from tests.property.broken_rules import (
+    BEGIN_LATE,
+    COVER_ALL,
+    IGNORE_PASSES,
+    IGNORE_REPLAYS,
+    KEEP_NOT,
+    SEEK_ON,
+    TRIM_EARLY,
+)
 from tests.property.readers import Reader, Received
 from tests.property.replaying import Replays
 from tests.support.database import Database, query
@@ -80,6 +88,7 @@ class History:
         self._store = store
         self.seed = seed
         self._drawn = random.Random(seed)
+        self._apart = random.Random(seed)  # for what came later, so that histories with a known seed stay the same
         self._open = ExitStack()
         self._writers: list[psycopg.Connection[Any]] = []
         self._shards = {row[0] for row in query(database, SHARDS, list(KEYS))}
@@ -274,11 +283,21 @@ class History:
                 self.erased.add(event_id)
 
     async def step_trim(self) -> None:
-        """Trim. An hour has passed since the seeks and other registrations, once all readers have noticed them."""
-        await self._store.trim_progress(1000)
-        if all(r.sink == self.name and r.generation == self.generation for r in (*self.readers, *self.zombies)):
+        """Trim the passes, and often the ledger before.
+
+        At times an hour has passed by then: all readers have noticed the seeks and other registrations, and those that
+        crashed before have gone for good.
+        """
+        if self._apart.random() < 0.7:
+            await self._store.trim_progress(1000)
+        if self._apart.random() < 0.7 and not any(self._is_outdated(reader) for reader in self.readers):
             query(self._database, AN_HOUR)
+            for zombie in filter(self._is_outdated, self.zombies):
+                zombie.end()
         await self._store.trim_passes()
+
+    def _is_outdated(self, reader: Reader) -> bool:
+        return reader.sink != self.name or reader.generation != self.generation
 
     async def step_rebase(self) -> None:
         """Rebase the log without any relay and any open transaction."""
@@ -370,8 +389,9 @@ async def test_why_tells_what_was_received(database: Database, seeds: range) -> 
         pytest.param(KEEP_NOT.format("passed by"), 9, marks=pytest.mark.thorough),
         pytest.param(KEEP_NOT.format("failed"), 43, marks=pytest.mark.thorough),
         pytest.param(COVER_ALL, 2, marks=pytest.mark.thorough),
+        pytest.param(TRIM_EARLY, 0, marks=pytest.mark.thorough),
     ],
-    ids=["patterns", "seeks", "claims", "replays", "passed by", "failed", "positions"],
+    ids=["patterns", "seeks", "claims", "replays", "passed by", "failed", "positions", "trim"],
 )
 async def test_a_rule_that_is_broken_is_found(database: Database, broken: str, first: int) -> None:
     """Goes red when the comparison no longer sees it. The first seeds are of histories that do."""
