@@ -38,6 +38,13 @@ begin
          ) n
         window w as (partition by n.sink, n.shard order by n.seq)
     ),
+    -- Of the passes that are looked at. Nearly all rows of the ledger are at these epochs.
+    newest as materialized (
+        select k.sink, array(select coalesce(max(n.epoch), 0)
+                               from generate_series(0, 63) of_shard left join places n on n.sink = k.sink and n.shard = of_shard
+                              group by of_shard order by of_shard) as epochs
+          from (select distinct n.sink from places n where n.next_epoch is not null) k
+    ),
     late as (
         select l.sink, l.shard, l.epoch, l.seq, greatest(l.a_seq, l.b_seq, l.last_id) as ends_at,
                outbox.newest_xid(l.a_snapshot, l.b_snapshot) as ends_in
@@ -46,9 +53,10 @@ begin
         -- Those that outbox.keep_late will keep when the ledger is trimmed.
         select g.sink, u.shard, u.epoch, g.seq, greatest(g.a_seq, g.b_seq, g.last_id),
                outbox.newest_xid(g.a_snapshot, g.b_snapshot)
-          from (select distinct n.sink from places n where n.next_epoch is not null) c
+          from newest c
           join outbox.progress g on g.sink = c.sink
          cross join lateral unnest(g.shards, g.epochs) u (shard, epoch)
+         where u.epoch < c.epochs[u.shard + 1]
     ),
     held as (
         select distinct n.sink, n.shard, n.seq
