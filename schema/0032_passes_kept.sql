@@ -7,6 +7,7 @@
 create or replace function outbox.trim_passes() returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+set enable_hashjoin = on
 set jit = off
 as $$
 declare

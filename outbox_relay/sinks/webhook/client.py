@@ -1,9 +1,10 @@
 """The HTTP client of a webhook sink: from headers and bytes, within a time limit, to a response or the lack of one.
 
-h11 reads the responses; connections, their pool and the writing are made here with asyncio alone, because the clients
-that exist let a sink down in one of these: one time limit covers everything, a cancelled request ends one connection
-and nothing else, heads are bounded and read in one way only, a complete head decides, the clock is asked right before
-a request is written, and each connection goes to an address that was judged.
+h11 reads the responses, but for the plain ones that ``reader`` matches. Connections, their pool and the writing are
+made here with asyncio alone, because the clients that exist let a sink down in one of these: one time limit covers
+everything, a cancelled request ends one connection and nothing else, heads are bounded and read in one way only, a
+complete head decides, the clock is asked right before a request is written, and each connection goes to an address that
+was judged.
 """
 
 from __future__ import annotations
