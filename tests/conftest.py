@@ -111,21 +111,21 @@ def unconfigured_logs() -> None:
 
 @pytest.fixture(scope="session")
 def postgres() -> Generator[PostgresServer]:
-    """The run's PostgreSQL server; a test that breaks it must leave it running again."""
+    """Yield the run's PostgreSQL server; a test that breaks it must leave it running again."""
     with PostgresServer() as server:
         yield server
 
 
 @pytest.fixture
 def own_postgres() -> Generator[PostgresServer]:
-    """A PostgreSQL server for this test alone, without the schema."""
+    """Yield a PostgreSQL server for this test alone, without the schema."""
     with PostgresServer() as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def template(postgres: PostgresServer) -> str:
-    """The name of a database to which all migrations have been applied."""
+    """Return the name of a database to which all migrations have been applied."""
     from outbox_relay.postgres.migrations import migrate
 
     postgres.create_database(TEMPLATE)
@@ -135,42 +135,42 @@ def template(postgres: PostgresServer) -> str:
 
 @pytest.fixture
 def empty_database(postgres: PostgresServer) -> Generator[Database]:
-    """A new database without the schema."""
+    """Yield a new database without the schema."""
     with new_database(postgres, "template1") as database:
         yield database
 
 
 @pytest.fixture
 def database(postgres: PostgresServer, template: str) -> Generator[Database]:
-    """A new database with the schema."""
+    """Yield a new database with the schema."""
     with new_database(postgres, template) as database:
         yield database
 
 
 @pytest.fixture(scope="module")
 def shared_database(postgres: PostgresServer, template: str) -> Generator[Database]:
-    """A database with the schema, for tests of a module that leave it as it is."""
+    """Yield a database with the schema, for tests of a module that leave it as it is."""
     with new_database(postgres, template) as database:
         yield database
 
 
 @pytest.fixture(scope="session")
 def kafka() -> Generator[KafkaBroker]:
-    """The run's broker; a test that breaks it must leave it running again."""
+    """Yield the run's broker; a test that breaks it must leave it running again."""
     with KafkaBroker(java=QUICK_START) as broker:
         yield broker
 
 
 @pytest.fixture
 def own_kafka() -> Generator[KafkaBroker]:
-    """A broker for this test alone."""
+    """Yield a broker for this test alone."""
     with KafkaBroker(java=QUICK_START) as broker:
         yield broker
 
 
 @pytest.fixture
 def real_kafka(kafka: KafkaBroker) -> KafkaBroker:
-    """The run's broker where it is Apache Kafka; elsewhere the test is skipped."""
+    """Return the run's broker where it is Apache Kafka; elsewhere the test is skipped."""
     if not kafka.real:
         pytest.skip("needs Apache Kafka, and this is the substitute")
     return kafka
@@ -178,5 +178,5 @@ def real_kafka(kafka: KafkaBroker) -> KafkaBroker:
 
 @pytest.fixture
 def topic() -> str:
-    """The name of a topic that does not exist yet; brokers make it at the first record."""
+    """Return the name of a topic that does not exist yet; brokers make it at the first record."""
     return f"test.{uuid4().hex}"

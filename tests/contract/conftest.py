@@ -17,7 +17,7 @@ from tests.support.proxy import Proxy
 
 @pytest.fixture(scope="session")
 def proxied() -> Generator[tuple[KafkaBroker, Proxy]]:
-    """A broker behind a proxy."""
+    """Yield a broker behind a proxy."""
     with proxied_broker(java=QUICK_START) as found:
         yield found
 
@@ -32,7 +32,7 @@ def proxied() -> Generator[tuple[KafkaBroker, Proxy]]:
     ]
 )
 async def sink_harness(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[SinkHarness]:
-    """A sink's harness, with its destination up before and after."""
+    """Yield a sink's harness, with its destination up before and after."""
     match request.param:
         case "kafka":
             broker, proxy = request.getfixturevalue("proxied")

@@ -51,7 +51,7 @@ class WebhookHarness(SinkHarness):
         self._up = False
 
     async def mend_destination(self) -> None:
-        """Connections are accepted in turn: whatever was sent before has one of those that are counted now."""
+        """Wait until connections are accepted in turn again: each request before has one that is counted now."""
         reader, writer = await asyncio.open_connection(self.receiver.host, self.receiver.port)
         writer.write(f"POST {KNOCK} HTTP/1.1\r\ncontent-length: 0\r\n\r\n".encode())
         await reader.read()

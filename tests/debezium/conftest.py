@@ -17,7 +17,7 @@ SLOTS = 16
 
 @pytest.fixture(scope="package")
 def logical() -> Generator[PostgresServer]:
-    """A server with logical decoding."""
+    """Yield a server with logical decoding."""
     settings = {"wal_level": "logical", "max_replication_slots": SLOTS, "max_wal_senders": SLOTS}
     with PostgresServer(settings) as server:
         yield server
@@ -25,7 +25,7 @@ def logical() -> Generator[PostgresServer]:
 
 @pytest.fixture(scope="package")
 def worker(kafka: KafkaBroker) -> Generator[ConnectWorker]:
-    """A worker beside the run's broker; without Java, Maven or Apache Kafka the test is skipped."""
+    """Yield a worker beside the run's broker; without Java, Maven or Apache Kafka the test is skipped."""
     if not kafka.real:
         pytest.skip("needs Apache Kafka, and this is the substitute")
     try:

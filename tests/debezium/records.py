@@ -15,19 +15,19 @@ Reading = Callable[[bytes | None], object]
 
 
 def as_bytes(value: bytes | None) -> object:
-    """A value as it stands."""
+    """Return a value as text or bytes, unchanged."""
     return value
 
 
 def uid(record: Record) -> bytes:
-    """The header that both write first."""
+    """Return the header that both write first."""
     found = record.headers["id"]
     assert found is not None
     return found
 
 
 def read(kafka: KafkaBroker, topic: str, count: int) -> list[Record]:
-    """All records of a topic: as many as are waited for, and what may stand behind them."""
+    """Return all records of a topic: at least the expected number, and any after them."""
     kafka.consume(topic, count=count, seconds=SECONDS)
     return kafka.read_all(topic)
 
@@ -42,7 +42,7 @@ def compare(ours: Sequence[Record], theirs: Sequence[Record], reading: Reading =
 
 
 def headers(record: Record) -> Mapping[str, bytes]:
-    """The last header of each name, those without a value and those of the connector's own left out."""
+    """Return the last header of each name, without those that have no value or are the connector's own."""
     return {name: value for name, value in record.headers.items() if value is not None and not name.startswith(CONTEXT)}
 
 
@@ -58,7 +58,7 @@ def _compare(ours: Record, theirs: Record, reading: Reading) -> None:
 
 
 def _by_key(records: Sequence[Record]) -> Mapping[bytes, Sequence[bytes]]:
-    """The ids of each key in the order of its partition."""
+    """Return the ids of each key in the order of its partition."""
     found: defaultdict[bytes, list[bytes]] = defaultdict(list)
     for record in records:
         if record.key is not None:

@@ -29,7 +29,7 @@ TABLE = "id uuid primary key, aggregatetype varchar(255), aggregateid varchar(25
 
 @pytest.fixture
 def shop(database: Database) -> Database:
-    """A database with the adapter and Debezium's table, which is not adopted yet."""
+    """Return a database with the adapter and Debezium's table, which is not adopted yet."""
     migrate(database.dsn, debezium=True)
     with database.connect() as conn:
         conn.execute(f"create table outboxevent ({TABLE}, n integer, extra text, made timestamp)".encode())
@@ -38,7 +38,7 @@ def shop(database: Database) -> Database:
 
 @pytest.fixture
 def producer(shop: Database) -> Iterator[str]:
-    """A role that may write into the table and nothing else."""
+    """Yield a role that may write into the table and nothing else."""
     with new_role(shop, "producer") as name:
         with shop.connect() as conn:
             conn.execute(f"grant select, insert, update, delete on outboxevent to {name}".encode())

@@ -46,7 +46,7 @@ class Page:
         self.left = list(BLOCKS)
 
     def take(self, kind: str) -> str:
-        """The next block, which has to be of this kind."""
+        """Return the next block, which has to be of this kind."""
         found, _, text = self.left.pop(0)
         assert found == kind
         return text
@@ -85,7 +85,7 @@ class Page:
         return done.stdout
 
     def relay(self, name: str) -> RelayService:
-        """A relay with this configuration, not started yet."""
+        """Return a relay with this configuration, not yet started."""
         config = self.take(f"relay {name}").replace("localhost:9092", self.kafka.bootstrap)
         return RelayService(
             self.directory, re.sub(r'"(postgresql:[^"]*)"', lambda m: f'"{self.here(m[1])}"', config), name
@@ -109,7 +109,7 @@ class Page:
             )
 
     def here(self, word: str) -> str:
-        """A word of the page; a connection string of the page's becomes one of this server."""
+        """Return a line of the page in which connection strings are those of this server."""
         user = re.fullmatch(r"postgresql://(\w+)@localhost/shop", word)
         return self.shop.dsn_as(user[1]) if user else word
 
@@ -167,7 +167,7 @@ class Producers:
 
 @pytest.fixture
 def page(logical: PostgresServer, worker: ConnectWorker, kafka: KafkaBroker, tmp_path: Path) -> Page:
-    """The page on a database of the name that it uses, with the roles that it takes for granted."""
+    """Return the page on a database of the name that it uses, with the roles that it takes for granted."""
     logical.create_database("shop")
     with logical.connect() as conn:
         conn.execute("create role relay login")
@@ -219,7 +219,7 @@ def insert(conn: psycopg.Connection[Any], new: UUID, payload: object, key: str =
 
 
 def switched(page: Page, producers: Producers, stack: ExitStack) -> None:
-    """From the connector to the relay."""
+    """Follow the page from the connector to the relay."""
     producers.moved()
     page.sql()
     stack.enter_context(page.relay("events"))
@@ -238,7 +238,7 @@ def switched(page: Page, producers: Producers, stack: ExitStack) -> None:
 
 
 def back_by_the_table(page: Page, producers: Producers, config: str) -> None:
-    """From the relay to a connector that reads the old table."""
+    """Follow the page from the relay back to a connector that reads the old table."""
     page.sql()
     producers.moved()
     until(lambda: backlog(page) == 0, seconds=SECONDS, what="the relay has delivered everything")
@@ -259,7 +259,7 @@ def unowned(page: Page) -> int:
 
 
 def back_by_the_log(page: Page, stack: ExitStack) -> None:
-    """From the relay to a connector that reads the log."""
+    """Follow the page from the relay back to a connector that reads the log."""
     page.sql()
     page.connector("outbox_log", page.take("connector log"))
     config = page.directory / "events.toml"

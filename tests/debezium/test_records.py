@@ -61,12 +61,12 @@ class Case:
 
 
 def row(payload: object, key: str | None = "order-1", kind: str | None = "OrderCreated", **more: object) -> Row:
-    """A row of a table with Debezium's own columns; the aggregate's type is the name of its case."""
+    """Return a row of a table with Debezium's own columns; the aggregate's type is the name of its case."""
     return {"id": uuid4(), "aggregateid": key, "type": kind, "payload": payload, **more}
 
 
 def as_json(value: bytes | None) -> object:
-    """A value as the JSON that it is, without members that are null: expanding leaves them out."""
+    """Return a value as JSON without its null members, which the connector leaves out."""
     return None if value is None else json.loads(value, object_pairs_hook=_without_nulls)
 
 
@@ -167,7 +167,7 @@ CASES = {
 
 
 def connector(server: PostgresServer, table: str, settings: Mapping[str, str]) -> dict[str, str]:
-    """A connector's configuration for one table: publication, slot and topics are named after it."""
+    """Return a connector's configuration for one table: publication, slot and topics are named after it."""
     name = table.replace(".", "_")
     return {
         "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
@@ -191,7 +191,7 @@ def insert(conn: psycopg.Connection[Any], table: str, values: Row) -> None:
 
 @pytest.fixture(scope="module")
 def shop(logical: PostgresServer, worker: ConnectWorker) -> Database:
-    """The cases' tables, adopted, and read by a connector each."""
+    """Return the cases' tables, adopted, and read by a connector each."""
     logical.create_database(NAME)
     database = Database(logical, NAME)
     migrate(database.dsn, debezium=True)
@@ -211,7 +211,7 @@ def shop(logical: PostgresServer, worker: ConnectWorker) -> Database:
 
 @pytest.fixture(scope="module")
 def relay(shop: Database, kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) -> Generator[RelayService]:
-    """A relay whose one sink has the lines that the adapter answers, except for the topic's beginning."""
+    """Yield a relay whose one sink has the lines that the adapter answers, except for the topic's beginning."""
     config = f"""
 [database]
 dsn = "{shop.dsn}"
@@ -232,7 +232,7 @@ type_header = "type"
 
 @pytest.fixture(scope="module")
 def both(shop: Database, relay: RelayService) -> Database:
-    """All rows inserted while a connector and the relay read them, one table changed and emptied in between."""
+    """Return all rows inserted while a connector and the relay read them, one table changed and emptied in between."""
     assert relay.ready
     with shop.connect(autocommit=True) as conn:
         for name, case in CASES.items():

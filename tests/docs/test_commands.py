@@ -42,7 +42,7 @@ SETTLED = "select from outbox.backlog('crm', null, 1000, 5.0) where events = 0"
 
 @pytest.fixture
 def shop(database: Database, monkeypatch: pytest.MonkeyPatch) -> Database:
-    """The database that commands without options use, with a few events of the key that the page names."""
+    """Return the database that commands without options use, with a few events of the key that the page names."""
     monkeypatch.setenv("OUTBOX_RELAY_DATABASE__DSN", database.dsn)
     for _ in range(4):
         query(database, "select outbox.emit('order.created', '{}', key => 'k7')")

@@ -60,7 +60,7 @@ def answers(client: httpx.Client, process: subprocess.Popen[bytes]) -> bool:
 
 @pytest.fixture
 def client(database: Database, tmp_path: Path) -> Generator[httpx.Client]:
-    """A client of the example, whose database is ``database``."""
+    """Yield a client of the example, whose database is ``database``."""
     with shop(database, tmp_path / "shop.log") as found:
         yield found
 

@@ -22,7 +22,7 @@ PAGE = "docs/getting-started.md"
 
 @pytest.fixture
 def reader(own_postgres: PostgresServer, tmp_path: Path) -> Reader:
-    """A reader with a database `shop`, on a server where the page's roles do not exist."""
+    """Return a reader with a database `shop`, on a server where the page's roles do not exist."""
     own_postgres.create_database("shop")
     return Reader(PAGE, Database(own_postgres, "shop"), tmp_path, {"8000": str(free_port())})
 

@@ -27,7 +27,7 @@ def indented(first: str) -> str:
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """The package of the page, as it is installed."""
+    """Return the package of the page, as it is installed."""
     sink, suite = (block.text for block in blocks(PAGE) if block.language == "python")
     (tmp_path / "lines_sink.py").write_text(sink)
     (tmp_path / "test_lines.py").write_text(suite)

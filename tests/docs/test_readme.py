@@ -20,7 +20,7 @@ TOPIC = "shop.order.created"
 
 @pytest.fixture
 def reader(own_postgres: PostgresServer, kafka: KafkaBroker, tmp_path: Path) -> Reader:
-    """A reader with a database `shop`, on a server where the page's roles do not exist."""
+    """Return a reader with a database `shop`, on a server where the page's roles do not exist."""
     own_postgres.create_database("shop")
     return Reader("README.md", Database(own_postgres, "shop"), tmp_path, {"localhost:9092": kafka.bootstrap})
 

@@ -74,7 +74,7 @@ def marked(page: str) -> list[tuple[str, str]]:
 
 @pytest.fixture
 def user(database: Database) -> Iterator[str]:
-    """A role that may emit, consume, and write the tables of the page."""
+    """Yield a role that may emit, consume, and write the tables of the page."""
     with new_role(database, "app") as user:
         migrate(database.dsn, grants={"emit": [user], "consume": [user]})
         with database.connect() as owner:

@@ -120,7 +120,7 @@ class Tutorial:
 
 @pytest.fixture
 def tutorial() -> Generator[Tutorial]:
-    """The page in an empty directory."""
+    """Yield the page in an empty directory."""
     with reachable() as place:
         yield Tutorial(place)
 

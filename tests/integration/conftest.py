@@ -14,7 +14,7 @@ from tests.support.roles import new_role
 
 @pytest.fixture
 async def books(database: Database) -> AsyncGenerator[Ledger]:
-    """A database with the sink `s` for every type, owned by one relay."""
+    """Yield a database with the sink `s` for every type, owned by one relay."""
     async with ledger(database) as found:
         await found.register(("s", ["*"], "beginning"))
         await found.own("s")
@@ -23,7 +23,7 @@ async def books(database: Database) -> AsyncGenerator[Ledger]:
 
 @pytest.fixture
 def app(database: Database) -> Generator[str]:
-    """An application's role."""
+    """Yield an application's role."""
     with new_role(database, "app") as name:
         migrate(database.dsn, grant_emit=[name])
         yield name
@@ -31,7 +31,7 @@ def app(database: Database) -> Generator[str]:
 
 @pytest.fixture
 def relay(database: Database) -> Generator[str]:
-    """A relay's role."""
+    """Yield a relay's role."""
     with new_role(database, "relay") as name:
         migrate(database.dsn, grant_relay=[name])
         yield name

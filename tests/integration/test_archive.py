@@ -39,19 +39,19 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def owner(database: Database) -> Iterator[Connection]:
-    """A connection of the schema's owner, in autocommit mode."""
+    """Yield a connection of the schema's owner, in autocommit mode."""
     with database.connect(autocommit=True) as connection:
         yield connection
 
 
 @pytest.fixture
 def config(database: Database, tmp_path: Path) -> Path:
-    """A file with an archive in a directory."""
+    """Return a file with an archive in a directory."""
     return write_config(database, tmp_path, str(tmp_path / "archive"))
 
 
 def stored(connection: Connection, table: str) -> list[DayEvent]:
-    """The events of a partition, as they are archived."""
+    """Return the events of a partition, as they are archived."""
     columns = sql.SQL(", ").join(
         sql.SQL("{}::text").format(sql.Identifier(name))
         if name in {"xid", "uid", "headers", "deliver_at", "created_at"}
@@ -284,7 +284,7 @@ def test_a_power_cut_loses_no_event(
     before = {day: stored(owner, table) for day, table in tables.items()}
 
     def accounted() -> None:
-        """Each event is in the log, or in the verified archive that the database names."""
+        """Assert that each event is in the log, or in the verified archive that the database names."""
         done = dict(
             owner.execute("select day::text, archived_to from outbox.day where emptied_at is not null").fetchall()
         )

@@ -20,14 +20,14 @@ NAMES = "select array_remove(array[archived_to, writing_to] || unfinished, null)
 
 @pytest.fixture
 def owner(database: Database) -> Iterator[Connection]:
-    """A connection of the schema's owner, in autocommit mode."""
+    """Yield a connection of the schema's owner, in autocommit mode."""
     with database.connect(autocommit=True) as connection:
         yield connection
 
 
 @pytest.fixture
 def config(database: Database, tmp_path: Path) -> Path:
-    """A file with an archive in a directory."""
+    """Return a file with an archive in a directory."""
     return write_config(database, tmp_path, str(tmp_path / "archive"))
 
 

@@ -28,7 +28,7 @@ ASLEEP = "select 1 from pg_locks where locktype = 'advisory' and classid = %s an
 
 @pytest.fixture
 def proxy(database: Database) -> Generator[Proxy]:
-    """In front of the database's server."""
+    """Yield a proxy in front of the database's server."""
     proxy = Proxy()
     proxy.target = database.server.port
     with proxy:

@@ -38,7 +38,7 @@ def pipe(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def relay(database: Database, tmp_path: Path) -> Generator[RelayService]:
-    """A relay that runs, and delivers to a receiver."""
+    """Yield a relay that runs, and delivers to a receiver."""
     with Receiver() as receiver:
         relay = RelayService(tmp_path, webhook_config(database.dsn, receiver, tmp_path), expects={"reload"})
         with relay:

@@ -49,12 +49,12 @@ def in_order(uids: Sequence[str], arrived: Sequence[str]) -> bool:
 
 
 def in_topic(kafka: KafkaBroker, topic: str) -> list[str]:
-    """The uids in the topic."""
+    """Return the uids in the topic."""
     return [str(record.headers["id"], "ascii") for record in kafka.read_all(topic) if record.headers["id"]]
 
 
 def status(relay: RelayService) -> dict[str, dict[str, Any]]:
-    """The sinks' part of `status --json`."""
+    """Return the sinks' part of `status --json`."""
     return inside("status", "--json", "-c", relay.config).json["sinks"]
 
 
@@ -129,7 +129,7 @@ class Letter(NamedTuple):
 
 
 def dead(database: Database) -> list[Letter]:
-    """The dead letters of the webhook."""
+    """Return the dead letters of the webhook."""
     with database.connect() as connection:
         return [
             Letter(*row)
@@ -141,7 +141,7 @@ def dead(database: Database) -> list[Letter]:
 
 
 def assert_all_settled(committed: dict[str, int], arrivals: Sequence[Arrival], letters: Sequence[Letter]) -> None:
-    """Nothing is lost, made up or out of order; what was refused is dead, for a reason, and nothing else is."""
+    """Assert that nothing is lost, invented or reordered, and that exactly the refused events are dead."""
     came = compare(committed, (arrival.payload for arrival in arrivals))
     assert (came.lost, came.phantom, came.reordered) == (0, 0, 0)
     taken = compare(committed, (arrival.payload for arrival in arrivals if arrival.answer == "200"))

@@ -30,7 +30,7 @@ MOST = 50
 
 
 def bad_fails(event: StoredEvent, _attempt: int) -> Verdict:
-    """Events of one key fail."""
+    """Fail the events of one key."""
     return Failed("status 500", 500) if event.key == "bad" else DELIVERED
 
 

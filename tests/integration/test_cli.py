@@ -52,7 +52,7 @@ def ask(database: Database, *arguments: str | Path, stdin: bytes = b"") -> Ended
 
 
 def refused(ended: Ended, code: int, *said: str) -> None:
-    """One line on stderr that says what and how to mend it, nothing on stdout."""
+    """Assert that the command wrote one line to stderr, with the problem and its fix, and nothing to stdout."""
     assert (ended.code, ended.out) == (code, ""), ended
     assert len(ended.err.splitlines()) == 1, ended.err
     for words in said:
@@ -250,7 +250,7 @@ def test_a_database_that_does_not_exist_is_wrong_configuration(
 
 @pytest.fixture
 def guarded(database: Database) -> Iterator[str]:
-    """A role that must give a password."""
+    """Yield a role that must give a password."""
     role = f"guarded_{uuid4().hex[:8]}"
     with database.connect(autocommit=True) as connection:
         connection.execute(f"create role {role} login password 'SECRET-RIGHT'".encode())
@@ -439,7 +439,7 @@ def test_the_page_has_every_command_and_every_option() -> None:
 
 @pytest.fixture
 def shop(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Database:
-    """The environment of the page's examples: two sinks, one relay, and the working directory with its files."""
+    """Return the environment of the page's examples: two sinks, one relay, and the working directory with its files."""
     text = CONFIG.format(dsn=database.dsn, topic="t", bootstrap="localhost:1")
     crm = text[text.index("[sinks.events]") : text.index("[routes]")].replace("events", "crm")
     (tmp_path / "relay.toml").write_text(f'{text}"user.*" = ["crm"]\n{crm}')

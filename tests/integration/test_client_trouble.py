@@ -33,7 +33,7 @@ KNOWN = "select circuit, last_error from outbox.sink"
 
 @pytest.fixture
 def stopped_kafka() -> Generator[KafkaBroker]:
-    """A broker for one test that has not been started, so that nothing listens at its port."""
+    """Yield a broker for one test that has not been started, so that nothing listens at its port."""
     broker = KafkaBroker(java=QUICK_START)
     try:
         broker.prepare()

@@ -20,7 +20,7 @@ from tests.support.wait import until
 
 @pytest.fixture
 def operator(database: Database) -> Iterator[str]:
-    """An operator's role."""
+    """Yield an operator's role."""
     with new_role(database, "operator") as name:
         migrate(database.dsn, grants={"operate": [name]})
         yield name

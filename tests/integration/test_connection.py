@@ -18,7 +18,7 @@ ROWS = "select g, repeat(chr(97 + g % 26), 400) from generate_series(1, 20000) g
 
 
 def reads(times: int) -> Generator[Wait, Ready | int, list[Ready | int]]:
-    """Wants to read so often, and returns what it was told."""
+    """Ask for this many reads, and return what the connection gave it."""
     told: list[Ready | int] = []
     while len(told) < times:
         told.append((yield Wait.R))
@@ -39,7 +39,7 @@ def turns(taking: Generator[Wait, Ready | int, list[Ready | int]]) -> tuple[int,
 
 @pytest.fixture
 def ends() -> Generator[tuple[socket.socket, socket.socket]]:
-    """Two ends of a connection."""
+    """Yield two ends of a connection."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         yield ours, theirs

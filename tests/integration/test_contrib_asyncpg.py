@@ -25,7 +25,7 @@ LOGGED = """select type, key, convert_from(payload, 'UTF8'), headers, deliver_at
 
 @asynccontextmanager
 async def connected(database: Database, **options: Any) -> AsyncGenerator[Any]:
-    """A connection of asyncpg."""
+    """Yield a connection of asyncpg."""
     connection: Any = await asyncpg.connect(**address(database), **options)
     try:
         yield connection

@@ -41,7 +41,7 @@ django_site.set_up()
 
 @pytest.fixture(autouse=True)
 def shop(database: Database) -> Generator[Database]:
-    """A database that Django knows as ``shop``; ``default`` is one that does not exist."""
+    """Yield a database that Django knows as ``shop``; ``default`` is one that does not exist."""
     django_site.place("shop", database)
     django_site.place("default", database, name="nowhere")
     yield database

@@ -51,7 +51,7 @@ class Order(Base):
 
 @pytest.fixture
 def shop(database: Database) -> Database:
-    """A database with the table of orders."""
+    """Return a database with the table of orders."""
     with database.connect(autocommit=True) as owner:
         owner.execute("create table orders (id bigint primary key, total bigint not null)")
     return database

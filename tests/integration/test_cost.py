@@ -95,7 +95,7 @@ async def test_only_all_attempts_cost_wal_for_a_delivered_event(
 
 
 async def written(connection: psycopg.AsyncConnection) -> int:
-    """Bytes of WAL written so far."""
+    """Return the bytes of WAL written so far."""
     [(found,)] = await (await connection.execute(WRITTEN.encode())).fetchall()
     return int(found)
 

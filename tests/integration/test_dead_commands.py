@@ -49,7 +49,7 @@ def emit(database: Database, payload: bytes = b"{}", key: str = "k") -> str:
 
 @pytest.fixture
 def uid(database: Database) -> str:
-    """The uid of a dead letter of `crm`, whose event the log no longer has."""
+    """Return the uid of a dead letter of `crm`, whose event the log no longer has."""
     register(database, "crm", "events", pattern="*")
     uid = emit(database, b'{"id": 1}')
     with database.connect() as connection:
@@ -357,7 +357,7 @@ def test_mistakes_end_with_one_sentence(
 
 @pytest.fixture
 def terminal() -> Iterator[tuple[int, int]]:
-    """A terminal, as the file descriptors of its two ends."""
+    """Yield a terminal, as the file descriptors of its two ends."""
     ours, theirs = pty.openpty()
     yield ours, theirs
     os.close(ours)

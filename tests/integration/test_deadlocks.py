@@ -34,13 +34,13 @@ REGISTER = "select generation from outbox.register_sinks(%s, 0, '3:3:', 3)"
 
 @pytest.fixture
 def first(tmp_path: Path) -> Path:
-    """The migrations of version 1."""
+    """Return the migrations of version 1."""
     return schema_up_to(1, tmp_path / "first")
 
 
 @contextmanager
 def migrating(database: Database, folder: Path) -> Generator[Future[Any]]:
-    """A migration in a thread, which waits for a lock when the block begins."""
+    """Run a migration in a thread, which waits for a lock when the block begins."""
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(migrate, database.dsn, folder=folder)
         found = "application_name like '% migrate'"
@@ -49,7 +49,7 @@ def migrating(database: Database, folder: Path) -> Generator[Future[Any]]:
 
 
 def owned_sink(connection: Connection) -> None:
-    """A sink whose shards have an owner, at epoch 1."""
+    """Register a sink whose shards have an owner, at epoch 1."""
     connection.execute("insert into outbox.sink (name, patterns, start) values (%s, '{*}', 'now')", (SINK,))
     connection.execute(
         "insert into outbox.shard (sink, shard, owner, epoch, lease_until) "

@@ -20,7 +20,7 @@ FAR = "2100-01-01T00:00:00Z"
 
 @pytest.fixture
 async def books(database: Database) -> AsyncGenerator[Ledger]:
-    """A database with the sinks `crm` and `events` for every type, owned by one relay."""
+    """Yield a database with the sinks `crm` and `events` for every type, owned by one relay."""
     async with ledger(database) as found:
         await found.register(("crm", ["*"], "beginning"), ("events", ["*"], "beginning"))
         for sink in ("crm", "events"):
@@ -29,7 +29,7 @@ async def books(database: Database) -> AsyncGenerator[Ledger]:
 
 
 async def listed(books: Ledger, **wanted: Any) -> list[str]:
-    """The uids of the deliveries that a filter selects, in the order of the list."""
+    """Return the uids of the deliveries that a filter selects, in the order of the list."""
     return [found["uid"] for found in await admin.list_deliveries(books.store, wanted, 50)]
 
 

@@ -42,7 +42,7 @@ async def discard(books: Ledger, wanted: dict[str, Any], reason: str = "no use")
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Discards that are not tried again."""
+    """Let discards be tried only once."""
     monkeypatch.setattr(delivery_actions, "UNSETTLED_SECONDS", 0.0)
 
 

@@ -129,7 +129,7 @@ def run(connection: psycopg.Connection[Any], statement: str) -> tuple[int, list[
 
 
 def cost(connection: psycopg.Connection[Any]) -> tuple[int, int, int]:
-    """(rows, pages) of ``delivery``, and rows of the log, that the transaction under way has looked at so far."""
+    """Return (rows, pages) of ``delivery``, and rows of the log, that the open transaction has read so far."""
     [(events,)] = connection.execute(
         "select sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::bigint from pg_stat_xact_user_tables "
         "where schemaname = 'outbox' and relname ~ '^(event|past)_'"

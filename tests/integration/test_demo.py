@@ -23,7 +23,7 @@ GONE_SECONDS = 60
 
 @pytest.fixture
 def directory() -> Generator[Path]:
-    """A directory for the demo."""
+    """Yield a directory for the demo."""
     with reachable() as directory:
         yield directory
 

@@ -29,7 +29,7 @@ LISTENING = "0A"
 
 @pytest.fixture
 def place() -> Generator[Path]:
-    """A directory for the data of the environment and the output of the command."""
+    """Yield a directory for the data of the environment and the output of the command."""
     with reachable() as place:
         yield place
 

@@ -30,7 +30,7 @@ VIEWS = ("view_loggedevent", "view_eventdelivery")
 
 @pytest.fixture(scope="module")
 def tables(postgres: PostgresServer, template: str) -> Generator[str]:
-    """The name of a database with the schema and with all tables of a project of Django."""
+    """Yield the name of a database with the schema and with all tables of a project of Django."""
     postgres.create_database("django", template=template)
     django_site.place(DEFAULT_DB_ALIAS, Database(postgres, "django"))
     call_command("migrate", verbosity=0, skip_checks=True)
@@ -41,7 +41,7 @@ def tables(postgres: PostgresServer, template: str) -> Generator[str]:
 
 @pytest.fixture
 def site(postgres: PostgresServer, tables: str) -> Generator[Database]:
-    """A project of Django on a database of its own."""
+    """Yield a project of Django on a database of its own."""
     with new_database(postgres, tables) as database:
         django_site.place(DEFAULT_DB_ALIAS, database)
         yield database

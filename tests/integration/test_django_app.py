@@ -52,7 +52,7 @@ class Nowhere:
 
 @pytest.fixture
 def empty(empty_database: Database) -> Generator[Database]:
-    """A database without a schema, as ``default``."""
+    """Yield a database without a schema, as ``default``."""
     django_site.place(DEFAULT_DB_ALIAS, empty_database)
     yield empty_database
     connections.close_all()
@@ -60,7 +60,7 @@ def empty(empty_database: Database) -> Generator[Database]:
 
 @pytest.fixture
 def site(database: Database) -> Generator[Database]:
-    """A database with the schema, as ``default``."""
+    """Yield a database with the schema, as ``default``."""
     django_site.place(DEFAULT_DB_ALIAS, database)
     yield database
     connections.close_all()

@@ -29,7 +29,7 @@ from tests.support.wait import auntil
 
 @pytest.fixture
 async def books(database: Database) -> AsyncGenerator[Ledger]:
-    """A database with one live relay that owns the shards of one sink, all at the end of the log."""
+    """Yield a database with one live relay that owns the shards of one sink, all at the end of the log."""
     async with a_served_sink(database) as found:
         yield found
 

@@ -30,7 +30,7 @@ SEEN = {
 
 @pytest.fixture
 def directory() -> Generator[Path]:
-    """A directory for the drill."""
+    """Yield a directory for the drill."""
     with reachable() as directory:
         yield directory
 

@@ -39,7 +39,7 @@ def events(database: Database, columns: str = COLUMNS) -> list[tuple[Any, ...]]:
 
 
 def loaded_by(module: str) -> set[str]:
-    """The modules, outside the standard library, that a fresh interpreter has after importing this one."""
+    """Return the modules, outside the standard library, that a fresh interpreter has after importing this one."""
     code = f"import sys, {module}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
     return {name for name in done.stdout.split() if name.partition(".")[0] not in sys.stdlib_module_names}
@@ -90,12 +90,12 @@ def test_a_uid_made_by_default_is_a_uuid7_of_now(conn: psycopg.Connection[Any]) 
 
 
 def quoted(value: object) -> str:
-    """An encoder that returns text."""
+    """Encode as text."""
     return json.dumps(str(value))
 
 
 def bracketed(value: bytes) -> bytes:
-    """An encoder that returns bytes."""
+    """Encode as bytes."""
     return b"<" + value + b">"
 
 
@@ -397,12 +397,12 @@ def refused(conn: psycopg.Connection[Any], **fields: Any) -> str:
 
 
 def answers(value: object) -> Callable[[object], object]:
-    """An encoder that returns this whatever it is given."""
+    """Return an encoder that returns this for every payload."""
     return lambda _: value
 
 
 def fails(payload: object) -> str:
-    """An encoder that has a fault, and shows it the payload."""
+    """Raise an error that contains the payload."""
     raise KeyError(payload)
 
 

@@ -48,7 +48,7 @@ WANTED: list[list[tuple[str, str | None]]] = [
 
 @pytest.fixture
 def shop(postgres: PostgresServer, template: str) -> Iterator[Database]:
-    """A database of the name that the page uses."""
+    """Yield a database of the name that the page uses."""
     postgres.create_database("shop", template=template)
     try:
         yield Database(postgres, "shop")
@@ -71,7 +71,7 @@ def run(kind: str, language: str, block: str, shop: Database, user: str) -> None
 
 
 def emitted(shop: Database, after: int) -> list[tuple[Any, ...]]:
-    """id, type and key of the events after this id."""
+    """Return id, type and key of the events after this id."""
     with shop.connect() as conn:
         return conn.execute("select id, type, key from outbox.event where id > %s order by id", [after]).fetchall()
 
@@ -95,7 +95,7 @@ def test_the_page_is_true(shop: Database) -> None:
 
 
 def check_the_trigger(shop: Database, user: str, last: int) -> None:
-    """The trigger that the page has made emits too, and not when the change is rolled back."""
+    """Assert that the page's trigger emits too, and does not when the change is rolled back."""
     with shop.connect(user=user) as conn:
         conn.execute("insert into orders values (11, 1)")
         conn.rollback()

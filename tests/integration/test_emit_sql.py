@@ -23,7 +23,7 @@ WAKE_LOCK = (1869967971, 1)
 
 @pytest.fixture
 def conn(shared_database: Database) -> Iterator[psycopg.Connection[Any]]:
-    """A transaction that is rolled back."""
+    """Yield a transaction that is rolled back."""
     with shared_database.connect() as connection:
         yield connection
         connection.rollback()
@@ -31,13 +31,13 @@ def conn(shared_database: Database) -> Iterator[psycopg.Connection[Any]]:
 
 @pytest.fixture
 def own(database: Database) -> Iterator[psycopg.Connection[Any]]:
-    """A connection to a database of the test's own."""
+    """Yield a connection to a database of the test's own."""
     with database.connect() as connection:
         yield connection
 
 
 def stored(conn: psycopg.Connection[Any], columns: LiteralString = "payload, content_type, key, headers") -> Any:
-    """The newest row of the log."""
+    """Return the newest row of the log."""
     found = conn.execute(sql.SQL("select {} from outbox.event order by id desc limit 1").format(sql.SQL(columns)))
     return found.fetchone()
 
@@ -334,7 +334,7 @@ def test_a_payloads_limit_that_is_no_number(conn: psycopg.Connection[Any], value
 
 @pytest.fixture
 def sleeper(database: Database) -> Iterator[psycopg.Connection[Any]]:
-    """A relay that sleeps: it holds the lock, and hears the notifications of emits."""
+    """Yield a relay that sleeps: it holds the lock, and hears the notifications of emits."""
     with database.connect(autocommit=True) as connection:
         connection.execute("listen outbox")
         connection.execute("select pg_advisory_lock(%s, %s)", WAKE_LOCK)

@@ -30,7 +30,7 @@ MOST = 16384
 
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
-    """The spans of an application with a tracer."""
+    """Return the spans of an application with a tracer."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -62,7 +62,7 @@ def named(span: ReadableSpan) -> str:
 
 
 def inside(context: SpanContext) -> Any:
-    """A block in which the context is the current one, as after a request of another service."""
+    """Make the context the current one inside the block, as after a request of another service."""
     return trace.use_span(NonRecordingSpan(context))
 
 

@@ -21,14 +21,14 @@ ISOLATION = ["read committed", "repeatable read", "serializable"]
 
 @pytest.fixture
 def roles(database: Database) -> Iterator[tuple[str, str]]:
-    """Two applications."""
+    """Yield two applications."""
     with new_role(database, "app") as one, new_role(database, "app") as other:
         migrate(database.dsn, grant_emit=[one, other])
         yield one, other
 
 
 def emitters(database: Database) -> list[str | None]:
-    """The roles that emitted what is in the log."""
+    """Return the roles that emitted the events of the log."""
     with database.connect() as conn:
         return [emitter for (emitter,) in conn.execute("select emitter from outbox.event order by id")]
 

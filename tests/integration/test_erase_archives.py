@@ -22,7 +22,7 @@ LEFT = "select archived_to, writing_to, unfinished, checked_snapshot, archived_s
 
 @pytest.fixture
 def owner(database: Database) -> Iterator[Connection]:
-    """A connection of the schema's owner to a database with a past day, which is to be archived."""
+    """Yield a connection of the schema's owner to a database with a past day, which is to be archived."""
     with database.connect(autocommit=True) as connection:
         fill_days(connection, 12, 12, 3)
         emit_ago(connection, 0)
@@ -32,7 +32,7 @@ def owner(database: Database) -> Iterator[Connection]:
 
 @pytest.fixture
 def config(database: Database, tmp_path: Path) -> Path:
-    """A file with an archive in a directory."""
+    """Return a file with an archive in a directory."""
     return write_config(database, tmp_path, str(tmp_path / "archive"))
 
 

@@ -48,7 +48,7 @@ UNFLUSHED = {"wal_writer_delay": "10s"}
 
 @pytest.fixture(scope="module")
 def servers() -> Generator[Pair]:
-    """A primary and its synchronous standby."""
+    """Yield a primary and its synchronous standby."""
     with Pair() as pair:
         yield pair
 
@@ -74,7 +74,7 @@ class Shop:
         )
 
     def forsake(self) -> None:
-        """From now on the standby gets nothing: a failover takes back what is committed."""
+        """Cut the standby off from now on: a failover takes back what is committed."""
         self.pair.set_synchronous("")
         self.pair.wait_until_replayed()
         self.pair.detach()
@@ -82,7 +82,7 @@ class Shop:
 
 @pytest.fixture
 def shop(servers: Pair) -> Generator[Shop]:
-    """A database of its own; the servers are a pair again afterwards."""
+    """Yield a database of its own; the servers are a pair again afterwards."""
     name = f"test_{uuid4().hex}"
     servers.primary.create_database(name)
     migrate(servers.primary.dsn(name))
@@ -94,13 +94,13 @@ def shop(servers: Pair) -> Generator[Shop]:
 
 @pytest.fixture
 def pooler(servers: Pair) -> Generator[PgBouncer]:
-    """PgBouncer in front of the primary."""
+    """Yield PgBouncer in front of the primary."""
     with PgBouncer(servers.primary) as pooler:
         yield pooler
 
 
 def hidden_failover(pair: Pair, pooler: PgBouncer) -> None:
-    """The primary is lost; clients of the pooler only wait a little longer for their next answer."""
+    """Lose the primary. Clients of the pooler only wait a little longer for their next answer."""
     pooler.pause()
     pair.fail_over()
     pooler.turn_to(pair.primary)
@@ -133,7 +133,7 @@ def emit(database: Database, keys: Sequence[str], payload: str = "x") -> list[st
 
 
 def every_other_runs_on(database: Database, begun: int) -> list[psycopg.Connection]:
-    """Of transactions that began one after the other, half; the others have ended."""
+    """Return half of the transactions that began one after the other; the others have ended."""
     left: list[psycopg.Connection] = []
     for n in range(begun):
         connection = database.connect()
@@ -304,19 +304,19 @@ def _arrival(value: bytes | None, uid: bytes | None) -> tuple[str, int, str]:
 
 
 def grown(writers: Writers, by: int) -> Callable[[], bool]:
-    """Has more been committed than now, by this many events?"""
+    """Return a condition: this many more events are committed than now."""
     now = writers.total()
     return lambda: writers.total() > now + by
 
 
 def pooled(text: str) -> str:
-    """The same configuration for a DSN that leads to a pooler."""
+    """Return the same configuration with a DSN that leads to a pooler."""
     return text.replace("[relay]", 'pooler = "transaction"\n[relay]')
 
 
 @pytest.fixture
 def writers(shop: Shop) -> Generator[Writers]:
-    """Writers that emit to whichever server takes writes; stopped in any case."""
+    """Yield writers that emit to whichever server takes writes; stopped in any case."""
     writers = Writers(shop.dsn, count=4, keys=KEYS, keys_per_transaction=20)
     writers.prepare()
     yield writers

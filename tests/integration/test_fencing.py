@@ -108,7 +108,7 @@ class Recorder:
 
 
 def taken_over(successor: Successor) -> None:
-    """Blocks, and with it the event loop, until the successor owns everything."""
+    """Block, and with it the event loop, until the successor owns everything."""
     successor.start()
     until(successor.owns_all, seconds=60, what="the other relay has taken over")
 
@@ -160,7 +160,7 @@ def repeated(arrived: list[StoredEvent]) -> set[int]:
 
 @contextmanager
 def between(database: Database) -> Generator[tuple[Proxy, str]]:
-    """A proxy to the database and the connection string through it."""
+    """Yield a proxy to the database and the connection string through it."""
     with Proxy() as proxy:
         proxy.target = database.server.port
         yield proxy, make_conninfo(database.dsn, host="127.0.0.1", port=proxy.port)
@@ -221,13 +221,13 @@ allow_networks = ["127.0.0.0/8"]
 def relay_of(
     database: Database, receiver: Receiver, directory: Path, name: str, expects: Collection[str] = ()
 ) -> RelayService:
-    """A relay that says in each request who it is."""
+    """Return a relay that names itself in each request."""
     text = CONFIG.format(dsn=database.dsn, url=receiver.url, secret=SECRET, name=name)
     return RelayService(directory, text, name, expects=expects)
 
 
 def by(receiver: Receiver, name: str) -> list[str]:
-    """The uids that a relay has posted, in order."""
+    """Return the uids that a relay has posted, in order."""
     return [request.uid for request in list(receiver.requests) if request.header("x-relay") == name]
 
 
@@ -299,7 +299,7 @@ async def test_a_request_that_is_ready_to_be_sent_too_late_is_not_sent() -> None
 
 
 async def zombie_and_owner(database: Database, store: Any) -> tuple[Ledger, Ledger]:
-    """Two relays: the first owned every shard of ``s``, and the second owns them now."""
+    """Return two relays: the first owned every shard of ``s``, and the second owns them now."""
     zombie, owner = Ledger(database, store), Ledger(database, store)
     await zombie.register(("s", ["*"], "beginning"))
     await zombie.own("s")

@@ -39,7 +39,7 @@ STATES = 3
 
 @pytest.fixture(scope="module")
 def full(postgres: PostgresServer, template: str) -> Generator[Database]:
-    """A log of a million events, each of which has a row. The DEFAULT partition has as many as a day, without rows."""
+    """Yield a log of a million events, each with a row. The DEFAULT partition has as many as a day, without rows."""
     postgres.create_database("figure_plans", template=template)
     with postgres.connect("figure_plans") as connection:
         connection.execute(LOG.encode())

@@ -40,14 +40,14 @@ returning 1"""
 
 @pytest.fixture
 def role(database: Database) -> Generator[str]:
-    """A role without any right."""
+    """Yield a role without any right."""
     with new_role(database, "figures") as name:
         yield name
 
 
 @asynccontextmanager
 async def measuring(dsn: str, relay: UUID | None = None) -> AsyncGenerator[tuple[Figures, CountingStore, RecordedLog]]:
-    """Figures of one relay, its store, and its log."""
+    """Yield figures of one relay, its store, and its log."""
     store, log = CountingStore(dsn), RecordedLog()
     await store.open()
     try:

@@ -23,7 +23,7 @@ from tests.support.schemas import schema_up_to
 
 @pytest.fixture
 def stranger(database: Database) -> Iterator[str]:
-    """A role that nothing was granted to."""
+    """Yield a role that nothing was granted to."""
     with new_role(database, "stranger") as name:
         yield name
 
@@ -80,7 +80,7 @@ TRIED = (
 
 
 def hostile(database: Database, owner: str, role: str) -> None:
-    """Have the owner give everything that it makes from now on to a role."""
+    """Let the owner grant everything that it makes from now on to a role."""
     with database.connect(user=owner, autocommit=True) as conn:
         for statement in HOSTILE:
             conn.execute(statement.format("", role).encode())
@@ -90,7 +90,7 @@ def hostile(database: Database, owner: str, role: str) -> None:
 
 
 def newest_day(database: Database) -> str:
-    """The partition of the last day that there is."""
+    """Return the partition of the last day that there is."""
     with database.connect() as conn:
         found = conn.execute(
             "select max(relname)::text from pg_class where relispartition and relname ~ '^event_[0-9]+$'"
@@ -101,7 +101,7 @@ def newest_day(database: Database) -> str:
 
 @pytest.fixture
 def owned(postgres: PostgresServer, empty_database: Database) -> Iterator[str]:
-    """The owner of a database, who is no superuser and makes the schema."""
+    """Yield the owner of a database, who is no superuser and makes the schema."""
     with new_role(empty_database, "owner") as owner:
         with postgres.connect() as admin:
             admin.execute(f"alter database {empty_database.name} owner to {owner}".encode())
@@ -139,7 +139,7 @@ def test_default_privileges_give_nothing_away(empty_database: Database, owned: s
 
 
 def refused_to_an_application(database: Database, app: str) -> None:
-    """It emits, and may do nothing else of ``TRIED``."""
+    """Assert that the application emits, and may do nothing else of ``TRIED``."""
     with database.connect(user=app) as conn:
         outbox.emit(conn, "t", 1, key="k", uid=uuid4())
     day = newest_day(database)

@@ -34,7 +34,7 @@ def receiver() -> Generator[Receiver]:
 
 @contextmanager
 def open_files(soft: int, hard: int | None = None) -> Generator[None]:
-    """Limits of open files for this process, and for those that it starts meanwhile. Root may raise the hard one."""
+    """Limit open files of this process, and of those that it starts meanwhile. Root may raise the hard limit."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard or max(soft, before[1])))
@@ -48,7 +48,7 @@ def open_files(soft: int, hard: int | None = None) -> Generator[None]:
 
 @contextmanager
 def flood(port: int) -> Generator[list[socket.socket]]:
-    """Requests whose heads never end, held open."""
+    """Hold requests open whose heads never end."""
     held: list[socket.socket] = []
     try:
         for _ in range(FLOOD):

@@ -64,7 +64,7 @@ async def a_store(database: Database) -> AsyncGenerator[CountingStore]:
 
 
 def a_history(harness: RelayHarness, log: RecordedLog) -> tuple[History, Snapshots]:
-    """The history of a relay that knows a backlog."""
+    """Return the history of a relay that knows a backlog."""
     aged = [Aged(Entry("backlog", "s", 0.0, 10.0, False, BACKLOG), 0.0)]
     relays = {relay.spec.name: relay for relay in harness.relays}
     snapshots = Snapshots(relays, RelayMeasures(), lambda _: aged, lambda: True)

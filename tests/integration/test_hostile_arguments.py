@@ -59,7 +59,7 @@ def made_by_newer_migrations() -> list[str]:
 
 @pytest.fixture
 def filled(database: Database) -> Database:
-    """A log with a day that is due, a sink, a dead row and a lease of the retention."""
+    """Return a log with a day that is due, a sink, a dead row and a lease of the retention."""
     register(database, "crm")
     with database.connect(autocommit=True) as connection:
         fill_days(connection, 12, 12)

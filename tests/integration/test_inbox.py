@@ -30,7 +30,7 @@ MARKS = "select consumer, uid from outbox.inbox order by consumer, uid"
 
 @pytest.fixture
 def shop(database: Database) -> Database:
-    """A database with the table that handlers change."""
+    """Return a database with the table that handlers change."""
     with database.connect(autocommit=True) as owner:
         owner.execute("create table effects (uid uuid, by text)")
     return database
@@ -38,7 +38,7 @@ def shop(database: Database) -> Database:
 
 @pytest.fixture
 def conn(shop: Database) -> Iterator[psycopg.Connection[Any]]:
-    """A consumer's connection."""
+    """Yield a consumer's connection."""
     with shop.connect() as connection:
         yield connection
 

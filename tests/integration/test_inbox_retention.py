@@ -15,7 +15,7 @@ from tests.support.days import DEAD, Connection, begin, emit_ago, keep, one, ret
 
 @pytest.fixture
 def owner(database: Database) -> Iterator[Connection]:
-    """A connection of the schema's owner, in autocommit mode."""
+    """Yield a connection of the schema's owner, in autocommit mode."""
     with database.connect(autocommit=True) as connection:
         yield connection
 

@@ -20,7 +20,7 @@ FOREIGN = (STATEMENTS / "foreign_privileges.sql").read_text(encoding="utf-8")
 
 @pytest.fixture
 def consumer(database: Database) -> Iterator[str]:
-    """A consumer's role, made by the command."""
+    """Yield a consumer's role, made by the command."""
     with new_role(database, "consumer") as name:
         ended = inside("migrate", "--inbox", "--grant-consume", name, "--dsn", database.dsn)
         assert (ended.code, ended.err) == (0, "")

@@ -40,7 +40,7 @@ class Invoice(Base):
 
 @pytest.fixture
 def shop(database: Database) -> Database:
-    """A database with the table of invoices."""
+    """Return a database with the table of invoices."""
     with database.connect(autocommit=True) as owner:
         owner.execute("create table invoices (id bigint primary key, total bigint not null)")
     return database

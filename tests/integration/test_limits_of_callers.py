@@ -25,7 +25,7 @@ COPIES = """insert into outbox.delivery (sink, id, shard, state, ordered, due_at
 
 @pytest.fixture
 async def books(database: Database) -> AsyncGenerator[Ledger]:
-    """A database with the sink `s` and one dead row of it."""
+    """Yield a database with the sink `s` and one dead row of it."""
     async with ledger(database) as found:
         await found.register(("s", ["*"], "beginning"))
         await found.own("s")

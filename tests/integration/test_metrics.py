@@ -54,7 +54,7 @@ def receiver() -> Generator[Receiver]:
 
 
 def config(database: Database, receiver: Receiver, dsn: str = "") -> str:
-    """One webhook for every type, all of whose attempts are recorded."""
+    """Return the settings of one webhook for every type, all of whose attempts are recorded."""
     return CONFIG.format(dsn=dsn or database.dsn, url=receiver.url, secret=SECRET)
 
 

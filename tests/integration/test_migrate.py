@@ -36,7 +36,7 @@ SECRET = "s3cr#t/p@ss"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The migrations of a possible next release: those of this one, and one more that suits old relays."""
+    """Return the migrations of a possible next release: those of this one, and one more that suits old relays."""
     copy = tmp_path / "schema"
     shutil.copytree(SCHEMA_FOLDER, copy)
     add_migration(copy, "create function outbox.extra() returns integer language sql return 1;\n")
@@ -46,7 +46,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def works(database: Database) -> None:
-    """An event can be emitted."""
+    """Emit an event."""
     with database.connect() as conn:
         outbox.emit(conn, "t", 1)
 

@@ -59,7 +59,7 @@ def shared_server() -> Generator[NatsServer]:
 
 @pytest.fixture
 async def server(shared_server: NatsServer) -> NatsServer:
-    """A server that runs, with an empty stream."""
+    """Return a server that runs, with an empty stream."""
     shared_server.start()
     await make_stream(shared_server, "shop.>")
     return shared_server

@@ -32,7 +32,7 @@ V10_TYPES = {"all": None, "suffix": ["%.dead", "%paused%"], "prefix": ["o%tbox%"
 
 @pytest.fixture
 async def books(database: Database) -> AsyncGenerator[Ledger]:
-    """A log with two notices and three events of an application, one of them of a similar type, and all sinks."""
+    """Yield a log with two notices and three events of an application, one of them of a similar type, and all sinks."""
     async with ledger(database) as found:
         await found.register(*((name, patterns, "beginning") for name, patterns in PATTERNS.items()))
         register(database, "crm", "order.*")

@@ -23,7 +23,7 @@ SECONDS = 20
 
 @pytest.fixture
 def told(database: Database) -> Database:
-    """A database with a sink `crm` for every type, and one that receives notices alone."""
+    """Return a database with a sink `crm` for every type, and one that receives notices alone."""
     register(database, "crm")
     register_receiver(database)
     return database

@@ -18,7 +18,7 @@ PAUSED, RECOVERED, LAGGING = "outbox.sink.paused", "outbox.sink.recovered", "out
 
 @pytest.fixture
 def told(database: Database) -> Database:
-    """A database with a sink `crm` for every type, and one that receives notices alone."""
+    """Return a database with a sink `crm` for every type, and one that receives notices alone."""
     register(database, "crm")
     register_receiver(database)
     return database

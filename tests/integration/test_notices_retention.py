@@ -27,7 +27,7 @@ BLOCKED = "outbox.retention.blocked"
 
 @pytest.fixture
 def owner(database: Database) -> Iterator[Connection]:
-    """A connection of the schema's owner, in autocommit mode, to a database with three old days that are kept."""
+    """Yield a connection of the schema's owner, in autocommit mode, to a database with three old days that are kept."""
     with database.connect(autocommit=True) as connection:
         fill_days(connection, 12, 10)
         emit_ago(connection, 0)

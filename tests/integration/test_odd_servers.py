@@ -34,7 +34,7 @@ HOUR_AHEAD = "clock_timestamp() + interval '1 hour 5 minutes'"
 
 @pytest.fixture
 def english(postgres: PostgresServer) -> Iterator[Database]:
-    """A database with the schema in which letters come behind "~", as in most that are not made for programs."""
+    """Yield a database with the schema in which letters come behind "~", as in most that are not made for programs."""
     name = "english"
     with psycopg.connect(postgres.dsn("postgres"), autocommit=True) as connection:
         connection.execute(f"drop database if exists {name}".encode())

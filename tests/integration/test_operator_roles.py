@@ -67,14 +67,14 @@ class Place:
 
 @pytest.fixture
 def place(database: Database) -> Iterator[Place]:
-    """A place of the test's own."""
+    """Yield a place of the test's own."""
     with made(database) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def shared_place(shared_database: Database) -> Iterator[Place]:
-    """The place of tests that leave it as it is."""
+    """Yield the place of tests that leave it as it is."""
     with made(shared_database) as found:
         yield found
 

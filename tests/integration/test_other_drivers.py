@@ -41,7 +41,7 @@ def pg_8000_native(database: Database) -> Any:
 
 @pytest.fixture(params=[psycopg_2, own_class, pg_8000, pg_8000_native], ids=lambda each: each.__name__)
 def conn(request: pytest.FixtureRequest, database: Database) -> Generator[Any]:
-    """A connection of another driver."""
+    """Yield a connection of another driver."""
     connect: Callable[[Database], Any] = request.param
     with closing(connect(database)) as found:
         yield found

@@ -181,7 +181,7 @@ async def test_a_relay_that_cannot_renew_stops_before_its_lease_ends(database: D
 
 
 async def claimed(harness: RelayHarness) -> dict[int, int]:
-    """shard → epoch of what `harness` holds."""
+    """Return shard → epoch of the leases that ``harness`` holds."""
     await harness.owns_all()
     return {shard: lease.epoch for shard, lease in harness.leases("s").held.items()}
 

@@ -53,7 +53,7 @@ FEW = st.text(st.sampled_from("ab*%_\\"), min_size=1, max_size=6)
 
 @pytest.fixture
 async def books(database: Database) -> AsyncGenerator[Ledger]:
-    """A database with the sink `s` for orders, owned by the relay `here`."""
+    """Yield a database with the sink `s` for orders, owned by the relay `here`."""
     async with ledger(database) as found:
         await found.register(("s", ["order.*"], "beginning"))
         await found.live("here", "s")
@@ -471,7 +471,7 @@ def test_patterns_match_in_the_schema_as_they_do_in_the_relay(
 
 @pytest.fixture
 def matcher(database: Database) -> Any:
-    """A connection."""
+    """Yield a connection."""
     with database.connect(autocommit=True) as connection:
         yield connection
 

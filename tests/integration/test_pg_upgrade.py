@@ -36,7 +36,7 @@ def before() -> Generator[PostgresServer]:
 
 @contextmanager
 def upgraded(old: PostgresServer) -> Generator[PostgresServer]:
-    """A server of the newer version that pg_upgrade filled from `old`, which stands still from then on."""
+    """Yield a server of the newer version that pg_upgrade filled from ``old``, which stays stopped."""
     with old.connect(NAME) as connection:
         connection.execute(FORGET_VERSIONS)
     old.stop()

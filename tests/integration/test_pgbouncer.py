@@ -41,7 +41,7 @@ def pooler(postgres: PostgresServer) -> Generator[PgBouncer]:
 
 
 def text(database: Database, pooler: PgBouncer, kafka: KafkaBroker, topic: str, *, listen: bool) -> str:
-    """A relay behind the pooler, with or without a direct connection for its wake-up."""
+    """Return the settings of a relay behind the pooler, with or without a direct connection for its wake-up."""
     lines = 'pooler = "transaction"\n' + (f'listen_dsn = "{database.dsn}"\n' if listen else "")
     found = kafka_config(pooler.dsn(database.name), kafka, topic, lease_seconds=6)
     return found.replace("[relay]", f"{lines}[relay]")
@@ -54,7 +54,7 @@ def shards(*relays: RelayService) -> list[int]:
 
 
 def backends(database: Database) -> int:
-    """Sessions of the server on this database, this one left out."""
+    """Return the number of the server's sessions on this database, without this one."""
     [(count,)] = query(
         database,
         """select count(*) from pg_stat_activity

@@ -56,7 +56,7 @@ class Log:
 
 @pytest.fixture(scope="module", params=[FEW, pytest.param(MANY, marks=pytest.mark.slow)])
 def log(request: pytest.FixtureRequest, postgres: PostgresServer, template: str) -> Generator[Log]:
-    """A log and rows of two sinks, neither ever analysed since it was filled."""
+    """Yield a log and rows of two sinks, neither ever analysed since it was filled."""
     postgres.create_database("plans", template=template)
     with postgres.connect("plans") as connection:
         connection.execute(LOG.encode())
@@ -419,7 +419,7 @@ def own(connection: psycopg.Connection[Any]) -> None:
 
 
 def settlement(ids: list[int]) -> dict[str, Any]:
-    """The parameters of a settlement that makes rows of ``ids`` and moves no shard."""
+    """Return the parameters of a settlement that makes rows of ``ids`` and moves no shard."""
     none = [None] * len(ids)
     moved = ("shards", "epochs", "places")
     at = ("a_seqs", "a_snapshots", "a_nexts", "b_seqs", "b_snapshots", "b_nexts", "lasts")
@@ -451,12 +451,12 @@ class Early:
     connection: psycopg.Connection[Any]
 
     def run(self, statement: str, **parameters: Any) -> list[tuple[Any, ...]]:
-        """The rows of one of the product's statements, prepared as the relay does it."""
+        """Return the rows of one of the product's statements, prepared as the relay does it."""
         text = statements()[statement]
         return self.connection.execute(text, {"server": None, **parameters}, prepare=True).fetchall()
 
     def touched(self, statement: str, **parameters: Any) -> tuple[int, int]:
-        """(rows of the log and of ``delivery`` that a statement looked at, rows that it returned), and undo it."""
+        """Return (rows of the log and of ``delivery`` that a statement read, rows that it returned), and undo it."""
         with self.connection.transaction(force_rollback=True):
             before = touched(self.connection, *LOG_AND_ROWS)
             found = len(self.run(statement, **parameters))

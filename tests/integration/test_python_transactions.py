@@ -34,7 +34,7 @@ KINDS = ("transactional", "atransactional")
 
 @pytest.fixture
 def effects(database: Database) -> Database:
-    """A database with a table in which handlers write their effects."""
+    """Return a database with a table in which handlers write their effects."""
     with database.connect(autocommit=True) as connection:
         connection.execute("create table effects (uid uuid)")
     return database
@@ -142,7 +142,7 @@ async def test_an_effect_is_had_once_while_workers_are_killed_again_and_again(
 
 @pytest.fixture
 def kept(effects: Database) -> Generator[Transactions]:
-    """Transactions whose kept connections are closed at the end."""
+    """Yield transactions whose kept connections are closed at the end."""
     found = Transactions(effects.dsn, "test")
     yield found
     for connection in found._idle:  # pyright: ignore[reportPrivateUsage]
@@ -278,7 +278,7 @@ async def test_nor_is_one_for_asynchronous_handlers(effects: Database, kept: Tra
 
 
 def columns(cursor: psycopg.Cursor[Any]) -> Any:
-    """A row factory that needs columns, as one in the documentation of psycopg does."""
+    """Make rows with a factory that needs columns, as one in the documentation of psycopg does."""
     names = [column.name for column in cast("Any", cursor.description)]
 
     def row(values: Sequence[Any]) -> dict[str, Any]:

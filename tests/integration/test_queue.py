@@ -25,7 +25,7 @@ FAR = datetime(2100, 1, 1, tzinfo=UTC)
 
 @pytest.fixture
 async def jobs(database: Database) -> AsyncGenerator[Queue]:
-    """A queue whose sink takes every event."""
+    """Yield a queue whose sink takes every event."""
     async with queue(database) as found:
         yield found
 

@@ -25,7 +25,7 @@ LIMIT = 2
 
 
 def queued(**changes: Any) -> SinkSpec:
-    """The sink `s` with `claim = "rows"`."""
+    """Return the sink ``s`` with ``claim = "rows"``."""
     return spec("s", claim="rows", ordered=False, **changes)
 
 

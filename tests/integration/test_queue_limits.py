@@ -41,7 +41,7 @@ OPTIONS: Any = {"lease_seconds": 2.0}
 def limited(
     claim: str = "rows", *, retry: RetryPolicy = RETRY, circuit: CircuitPolicy = CIRCUIT, **limits: Any
 ) -> SinkSpec:
-    """The sink `s` with limits."""
+    """Return the sink ``s`` with limits."""
     return spec("s", claim=claim, ordered=False, retry=retry, circuit=circuit, limits=SinkLimits(**limits))
 
 
@@ -51,12 +51,12 @@ def emit(database: Database, events: int, key: str = "n::text") -> None:
 
 
 def delivered(sinks: Collection[MemorySink]) -> int:
-    """The number of events that all sinks have delivered."""
+    """Return the number of events that all sinks have delivered."""
     return sum(len(sink.delivered) for sink in sinks)
 
 
 def types(sink: MemorySink) -> list[str]:
-    """The types of the events that a sink has delivered."""
+    """Return the types of the events that a sink has delivered."""
     return [event.type for event in sink.delivered]
 
 

@@ -41,7 +41,7 @@ def fill(connection: psycopg.Connection[Any], first: int, count: int, **changes:
 
 @pytest.fixture(scope="module")
 def rows(postgres: PostgresServer, template: str) -> Generator[Database]:
-    """A queue with rows of every kind, never analysed since it was filled."""
+    """Yield a queue with rows of every kind, never analysed since it was filled."""
     postgres.create_database("queue_plans", template=template)
     with postgres.connect("queue_plans") as connection:
         connection.execute("alter table outbox.delivery set (autovacuum_enabled = off)")
@@ -56,7 +56,7 @@ def rows(postgres: PostgresServer, template: str) -> Generator[Database]:
 
 @pytest.fixture(params=["stale statistics", "true statistics"])
 def connection(request: pytest.FixtureRequest, rows: Database) -> Generator[psycopg.Connection[Any]]:
-    """A connection whose transaction is rolled back."""
+    """Yield a connection whose transaction is rolled back."""
     if request.param == "true statistics":
         with rows.connect(autocommit=True) as connection:
             connection.execute("analyze outbox.delivery")

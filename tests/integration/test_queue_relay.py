@@ -26,7 +26,7 @@ ROWS = "select count(*) from outbox.delivery"
 
 
 def queued(**changes: Any) -> SinkSpec:
-    """The sink `s` with `claim = "rows"`."""
+    """Return the sink ``s`` with ``claim = "rows"``."""
     return spec("s", claim="rows", ordered=False, **changes)
 
 

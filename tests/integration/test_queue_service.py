@@ -28,7 +28,7 @@ def receiver() -> Generator[Receiver]:
 
 
 def relay_of(database: Database, receiver: Receiver, directory: Path, name: str) -> RelayService:
-    """A relay that posts every event to the receiver, eight at a time, by turns of tenants."""
+    """Return a relay that posts every event to the receiver, eight at a time, by turns of tenants."""
     text = webhook_with_files_config(f'dsn = "{database.dsn}"', receiver.url, directory)
     queued = 'type = "webhook"\nclaim = "rows"\nfair_by = "tenant"\nmax_in_flight = 8\n'
     return RelayService(directory, text.replace('type = "webhook"\n', queued, 1), name, CRM_TOKEN="t")

@@ -49,7 +49,7 @@ POSITION = ("a_seqs", "a_snapshots", "a_nexts", "b_seqs", "b_snapshots", "b_next
 
 @pytest.fixture(scope="module")
 def database(postgres: PostgresServer, template: str) -> Generator[Database]:
-    """One database for all tests: each has a sink of its own."""
+    """Yield one database for all tests: each has a sink of its own."""
     postgres.create_database("functions", template=template)
     yield Database(postgres, "functions")
     postgres.drop_database("functions")
@@ -63,7 +63,7 @@ def connection(database: Database) -> Generator[Connection]:
 
 @pytest.fixture
 def sink(connection: Connection) -> str:
-    """A new sink whose shards are mine at epoch 1."""
+    """Return a new sink whose shards are mine at epoch 1."""
     name = f"sink_{uuid4().hex}"
     connection.execute("insert into outbox.sink (name, patterns, start) values (%s, '{*}', 'now')", (name,))
     connection.execute(
@@ -75,14 +75,14 @@ def sink(connection: Connection) -> str:
 
 
 def call(connection: Connection, statement: str, **parameters: Any) -> list[tuple[Any, ...]]:
-    """The rows of one of the store's statements."""
+    """Return the rows of one of the store's statements."""
     given = {"server": None, **unrecorded(len(parameters.get("ids", ()))), **parameters}
     return connection.execute(SQL[statement], given).fetchall()
 
 
 @contextmanager
 def in_background(database: Database, work: Callable[[Connection], Any]) -> Generator[Future[Any]]:
-    """``work`` on a connection of its own in a thread, which waits for a lock when the block begins."""
+    """Run ``work`` on a connection of its own in a thread, which waits for a lock when the block begins."""
     with ThreadPoolExecutor(1) as pool, database.connect(autocommit=True) as connection:
         pid = connection.info.backend_pid
         done = pool.submit(work, connection)
@@ -101,7 +101,7 @@ def waits(database: Database, pid: int) -> bool:
 
 
 def emitted(connection: Connection, key: str | None = None, deliver_at: str | None = None) -> tuple[int, int]:
-    """(id, shard) of a new event."""
+    """Emit an event and return (id, shard)."""
     [(uid,)] = connection.execute(
         "select outbox.emit('t', '{\"a\": 1}', key => %s, headers => '{\"h\": \"v\"}', deliver_at => %s)",
         (key, deliver_at),
@@ -289,7 +289,7 @@ def test_new_epochs_shut_out_what_was_under_way(database: Database, connection: 
 
 
 def stands(connection: Connection, sink: str, shard: int) -> int:
-    """The last id of the position of a shard."""
+    """Return the last id of the position of a shard."""
     [row] = call(connection, "positions", sink=sink, shards=[shard])
     return row[-1]
 
@@ -370,7 +370,7 @@ LARGE = Jsonb({"h": "x" * 9_990})
 
 
 def add(connection: Connection, sink: str, event: int, key: str | None = "k", **changes: Any) -> None:
-    """A row, due for a minute, unless ``changes`` say otherwise. Times in seconds from now."""
+    """Add a row, due for a minute, unless ``changes`` say otherwise. Times in seconds from now."""
     row = {
         "state": "waiting", "ordered": key is not None, "due_in": -60.0, "claims": 0, "lease": None, "lease_for": None,
         "payload": b"p", "headers": None, **changes,
@@ -400,7 +400,7 @@ def claim(connection: Connection, sink: str, **changes: Any) -> list[tuple[Any, 
 
 
 def claimed(connection: Connection, sink: str, **changes: Any) -> list[int]:
-    """The ids that a claim gets."""
+    """Return the ids that a claim gets."""
     return [row[0] for row in claim(connection, sink, **changes)]
 
 
@@ -836,7 +836,7 @@ BEHIND, CHOSEN = "if with_followers", "chosen := array(\n            select c.id
 
 @contextmanager
 def claim_that_pauses(connection: Connection, before: str = CHOSEN) -> Generator[None]:
-    """``outbox.claim_rows`` waits for ``PAUSE`` between looking for held rows and locking them, inside the block."""
+    """Make ``outbox.claim_rows`` wait for ``PAUSE`` between its look at held rows and their locks, inside the block."""
     [(original,)] = connection.execute(
         "select pg_get_functiondef(oid) from pg_proc where proname = 'claim_rows'"
     ).fetchall()
@@ -1033,7 +1033,7 @@ def test_held_row_given_back_with_a_delay_rests_that_long(connection: Connection
 
 @pytest.fixture
 def no_sinks(connection: Connection) -> Generator[Connection]:
-    """A transaction, undone at the end, in which the database knows no sink."""
+    """Yield a transaction, undone at the end, in which the database knows no sink."""
     with connection.transaction(force_rollback=True):
         connection.execute("delete from outbox.sink")
         connection.execute("delete from outbox.progress")
@@ -1041,14 +1041,14 @@ def no_sinks(connection: Connection) -> Generator[Connection]:
 
 
 def register(connection: Connection, *wanted: tuple[str, list[str], str | None]) -> dict[str, int]:
-    """name → generation, registered with a tick of sequence 500."""
+    """Return name → generation, registered with a tick of sequence 500."""
     sinks = [{"name": name, "patterns": patterns, "start": start} for name, patterns, start in wanted]
     rows = call(connection, "register_sinks", wanted=Jsonb(sinks), seq=500, snapshot="90:99:90", next=101)
     return dict(rows)
 
 
 def first_positions(connection: Connection, sink: str) -> set[tuple[Any, ...]]:
-    """The different first positions of the shards of a sink."""
+    """Return the different first positions of the shards of a sink."""
     rows = call(connection, "positions", sink=sink, shards=list(range(64)))
     assert [row[0] for row in rows] == list(range(64))
     return {row[1:] for row in rows}
@@ -1101,7 +1101,7 @@ def test_relays_that_register_at_once_make_a_sink_once(database: Database, sink:
 
 @pytest.fixture
 def day_missing(postgres: PostgresServer, template: str) -> Generator[Database]:
-    """A database in whose log today's partition and all later ones are missing."""
+    """Yield a database in whose log today's partition and all later ones are missing."""
     name = f"partitions_{uuid4().hex}"
     postgres.create_database(name, template=template)
     database = Database(postgres, name)
@@ -1113,7 +1113,7 @@ def day_missing(postgres: PostgresServer, template: str) -> Generator[Database]:
 
 
 def partitions(connection: Connection) -> list[tuple[str]]:
-    """The partitions of the log but DEFAULT, by name, which is by day."""
+    """Return the partitions of the log without DEFAULT, by name, which is by day."""
     return connection.execute(
         "select c.relname from pg_inherits i join pg_class c on c.oid = i.inhrelid "
         "where i.inhparent = 'outbox.event'::regclass and c.relname <> 'event_default' order by 1"

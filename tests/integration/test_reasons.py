@@ -39,7 +39,7 @@ def ask(database: Database, *arguments: str) -> Ended:
 
 @pytest.fixture
 def filled(database: Database) -> Database:
-    """Two sinks, two dead letters, an old day and a recent event."""
+    """Return two sinks, two dead letters, an old day and a recent event."""
     with database.connect(autocommit=True) as connection:
         fill_days(connection, 12, 12)
         keep(connection, 5)

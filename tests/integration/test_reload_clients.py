@@ -67,7 +67,7 @@ def receiver() -> Generator[Receiver]:
 
 @asynccontextmanager
 async def serving(file: Path) -> AsyncGenerator[Service]:
-    """A relay in this process, until the end of the block."""
+    """Run a relay in this process until the end of the block."""
     service = Service(settings.load(file, {}), lambda: settings.load(file, {}))
     task = asyncio.create_task(service.serve())
     try:

@@ -43,7 +43,7 @@ def receiver() -> Generator[Receiver]:
 
 
 def events(relay: RelayService) -> list[str]:
-    """The events of its log lines."""
+    """Return the events of its log lines."""
     return [line["event"] for line in relay.lines() if "event" in line]
 
 

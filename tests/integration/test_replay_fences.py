@@ -29,7 +29,7 @@ ROWS = "select sink, state, replay, ordered from outbox.delivery order by id, si
 
 @pytest.fixture
 async def books(database: Database) -> AsyncGenerator[ReplayLedger]:
-    """A database with one sink `s` for every type that has passed 40 events, and a replay of all of them."""
+    """Yield a database with one sink `s` for every type that has passed 40 events, and a replay of all of them."""
     async with ledger(database) as found:
         mine = ReplayLedger(database, found.store)
         await mine.register(("s", ["*"], "beginning"))

@@ -31,7 +31,7 @@ DISCARD = "select * from outbox.discard_deliveries('{\"sink\": \"s\"}'::jsonb, r
 
 @pytest.fixture
 async def books(database: Database) -> AsyncGenerator[ReplayLedger]:
-    """A database with one sink `s` for every type that has passed over six events, and a replay of all of them."""
+    """Yield a database with a sink `s` for every type that has passed over six events, and a replay of all of them."""
     async with ledger(database) as found:
         mine = ReplayLedger(database, found.store)
         mine.emit(*(f"k{n}" for n in range(EVENTS)))

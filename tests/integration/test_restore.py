@@ -87,7 +87,7 @@ async def backlog(database: Database) -> tuple[int, bool]:
 
 @contextmanager
 def shop(server: PostgresServer, name: str = "shop") -> Generator[Database]:
-    """A new database with the schema."""
+    """Yield a new database with the schema."""
     server.create_database(name)
     migrate(server.dsn(name))
     yield Database(server, name)

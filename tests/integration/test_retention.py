@@ -41,7 +41,7 @@ from tests.support.schemas import schema_up_to
 
 @pytest.fixture
 def owner(database: Database) -> Iterator[Connection]:
-    """A connection of the schema's owner, in autocommit mode."""
+    """Yield a connection of the schema's owner, in autocommit mode."""
     with database.connect(autocommit=True) as connection:
         yield connection
 
@@ -189,7 +189,7 @@ def test_a_step_that_takes_too_long_does_not_stop_the_others(
 
 @pytest.fixture
 def checked(owner: Connection) -> int:
-    """The lease under which the day of 12 days ago was checked, which nothing keeps."""
+    """Return the lease under which the day of 12 days ago was checked, which nothing keeps."""
     fill_days(owner, 12, 12)
     emit_ago(owner, 0)
     keep(owner, 5)

@@ -16,7 +16,7 @@ from tests.support.roles import new_role
 
 @pytest.fixture
 def owner(database: Database) -> Iterator[Connection]:
-    """A connection of the schema's owner, in autocommit mode, to a log with an old day that is to be archived."""
+    """Yield a connection of the schema's owner, in autocommit mode, to a log with an old day that is to be archived."""
     with database.connect(autocommit=True) as connection:
         fill_days(connection, 12, 12)
         emit_ago(connection, 0)
@@ -26,7 +26,7 @@ def owner(database: Database) -> Iterator[Connection]:
 
 @pytest.fixture
 def archived(owner: Connection) -> int:
-    """The lease under which the old day was checked and archived."""
+    """Return the lease under which the old day was checked and archived."""
     lease = begin(owner)
     assert lease is not None
     is_archived(owner, lease)

@@ -40,7 +40,7 @@ SECONDS = 30
 
 @pytest.fixture
 def owner(database: Database) -> Iterator[Connection]:
-    """A connection of the schema's owner, in autocommit mode, to a database with two days that are past keep_days."""
+    """Yield a connection of the schema's owner, in autocommit mode, to a database with two days past keep_days."""
     with database.connect(autocommit=True) as connection:
         fill_days(connection, 12, 11)
         emit_ago(connection, 0)
@@ -145,7 +145,7 @@ async def test_an_archive_that_fails_for_the_same_cause_is_logged_once_a_day(
 
 
 def left(logs: list[Any]) -> list[tuple[str, str]]:
-    """The days that were left, with the reason, as the log has them."""
+    """Return the days that were left, with the reason, as the log has them."""
     return [(line["day"], line["reason"]) for line in logs if line["event"] == "retention.left"]
 
 

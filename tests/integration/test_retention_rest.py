@@ -32,7 +32,7 @@ from tests.support.roles import new_role
 
 @pytest.fixture
 def owner(database: Database) -> Iterator[Connection]:
-    """A connection of the schema's owner, in autocommit mode."""
+    """Yield a connection of the schema's owner, in autocommit mode."""
     with database.connect(autocommit=True) as connection:
         yield connection
 

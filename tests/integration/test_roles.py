@@ -29,7 +29,7 @@ TABLES = ("discarded", "inbox", "meta", "grantee", "page_key", "uid", "sink", "s
 
 @pytest.fixture(scope="module")
 def shared_app(shared_database: Database) -> Iterator[str]:
-    """An application's role in the shared database."""
+    """Yield an application's role in the shared database."""
     with new_role(shared_database, "app") as name:
         migrate(shared_database.dsn, grant_emit=[name])
         yield name
@@ -37,7 +37,7 @@ def shared_app(shared_database: Database) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def shared_relay(shared_database: Database) -> Iterator[str]:
-    """A relay's role in the shared database."""
+    """Yield a relay's role in the shared database."""
     with new_role(shared_database, "relay") as name:
         migrate(shared_database.dsn, grant_relay=[name])
         yield name
@@ -45,13 +45,13 @@ def shared_relay(shared_database: Database) -> Iterator[str]:
 
 @pytest.fixture
 def stranger(database: Database) -> Iterator[str]:
-    """A role that nothing was granted to."""
+    """Yield a role that nothing was granted to."""
     with new_role(database, "stranger") as name:
         yield name
 
 
 def callable_only_by(database: Database, kind: str) -> set[str]:
-    """The names of the functions that this kind of role may call, and a relay's may not."""
+    """Return the names of the functions that this kind of role may call, and a relay's may not."""
     with database.connect() as conn:
         found = conn.execute(
             """select name from outbox.privilege where object_type = 'function' and kind = %s
@@ -227,7 +227,7 @@ def test_a_script_is_run_with_the_systems_functions_and_gives_the_path_back(empt
 
 
 def verdict(event: StoredEvent, attempt: int) -> Verdict:
-    """The events of one key fail once, those of another are refused, the others are delivered."""
+    """Fail the events of one key once, refuse those of another, and deliver the others."""
     if event.key == "k1" and attempt == 1:
         return Failed("once")
     return Refused("never") if event.key == "k2" else DELIVERED

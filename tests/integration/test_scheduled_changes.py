@@ -31,7 +31,7 @@ CHANGES = "select outbox.apply_scheduled_changes(500)"
 
 @pytest.fixture
 def conn(database: Database) -> Iterator[psycopg.Connection[Any]]:
-    """An application's connection, in a transaction."""
+    """Yield an application's connection, in a transaction."""
     with database.connect() as connection:
         yield connection
 

@@ -80,7 +80,7 @@ class MortalRelay:
 
 @pytest.fixture
 def due(database: Database) -> tuple[datetime, int]:
-    """A schedule for every minute that missed ten times, which are all wanted: the first, and its generation."""
+    """Return a schedule for every minute that missed ten times, which are all wanted: the first, and its generation."""
     generation = register(database, schedule(missed="all"))["nightly"]
     first = minute_of(database) - 10 * MINUTE
     put(database, "nightly", first)

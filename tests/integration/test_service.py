@@ -41,7 +41,7 @@ def emit(database: Database, kind: str, key: str = "a") -> None:
 
 
 def types_in(kafka: KafkaBroker, topic: str) -> list[str]:
-    """The types of the records of a topic."""
+    """Return the types of the records of a topic."""
     return [str(record.headers["type"], "ascii") for record in kafka.read_all(topic) if record.headers["type"]]
 
 

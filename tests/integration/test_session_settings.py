@@ -74,7 +74,7 @@ def test_every_setting_has_a_hostile_default() -> None:
 
 @pytest.fixture
 def relay(database: Database) -> Generator[str]:
-    """A role that is granted nothing by hand: the schema's owner's rights, and defaults of its own."""
+    """Yield a role that is granted nothing by hand: the schema's owner's rights, and defaults of its own."""
     name = f"relay_{uuid4().hex[:12]}"
     with database.connect(autocommit=True) as connection:
         connection.execute(sql.SQL("create role {} login superuser").format(sql.Identifier(name)))

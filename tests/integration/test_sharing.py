@@ -36,7 +36,7 @@ POLL_SECONDS = LEASE_SECONDS / 6
 
 @pytest.fixture
 def report(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
-    """Shows a measured figure among pytest's own lines."""
+    """Return a function that shows a measured figure among pytest's own lines."""
 
     def show(line: str) -> None:
         with capsys.disabled():
@@ -47,7 +47,7 @@ def report(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
 
 @asynccontextmanager
 async def party(dsn: str, expects: Collection[str] = ()) -> AsyncGenerator[Callable[..., Any]]:
-    """Relays that are still there at the end of the block crash."""
+    """Yield a list of relays; those that are still in it at the end of the block crash."""
     harnesses: list[RelayHarness] = []
 
     async def join(*sinks: tuple[SinkSpec, Sink]) -> RelayHarness:
@@ -81,7 +81,7 @@ async def even(harnesses: Sequence[RelayHarness], *sinks: str) -> None:
 
 
 def two_sinks() -> list[tuple[SinkSpec, Sink]]:
-    """Two sinks that take everything."""
+    """Return two sinks that take everything."""
     return [(spec("s"), MemorySink()), (spec("t"), MemorySink())]
 
 
@@ -240,7 +240,7 @@ SLOW_BATCH = 400
 
 
 def slowly(rng: random.Random, *, fails: bool) -> Any:
-    """A script: some deliveries take a moment, and with `fails` some events fail at their first attempt."""
+    """Return a script by which some deliveries take a moment, and with ``fails`` some fail at their first attempt."""
 
     async def script(event: StoredEvent, attempt: int) -> Verdict:
         if rng.random() < 0.02:

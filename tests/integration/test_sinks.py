@@ -387,7 +387,7 @@ def test_the_list_has_sinks_and_former_names(database: Database) -> None:
 
 @pytest.fixture
 def operator(database: Database) -> Iterator[str]:
-    """An operator's role."""
+    """Yield an operator's role."""
     with new_role(database, "operator") as name:
         migrate(database.dsn, grants={"operate": [name]})
         yield name
@@ -395,7 +395,7 @@ def operator(database: Database) -> Iterator[str]:
 
 @pytest.fixture
 def relay(database: Database) -> Iterator[str]:
-    """A relay's role."""
+    """Yield a relay's role."""
     with new_role(database, "relay") as name:
         migrate(database.dsn, grant_relay=[name])
         yield name

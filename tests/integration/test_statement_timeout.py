@@ -48,7 +48,7 @@ create trigger slow before {change} on outbox.delivery for each row execute func
 
 @pytest.fixture(autouse=True)
 def limit() -> Generator[None]:
-    """The relay's own limit of a statement, made short."""
+    """Shorten the relay's own limit of a statement."""
     with short_statements(LIMIT_MS):
         yield
 

@@ -31,7 +31,7 @@ LOGGED = "select id, shard, xid::text::bigint from outbox.event"
 
 @pytest.fixture
 async def books(database: Database) -> AsyncGenerator[Ledger]:
-    """A database with positions to be set by hand."""
+    """Yield a database with positions to be set by hand."""
     async with ledger(database) as found:
         yield found
 
@@ -115,7 +115,7 @@ def visible(xid: int, tick: Tick) -> bool:
 
 
 def undone(logged: list[tuple[int, int, int]], place: dict[int, Position]) -> set[int]:
-    """The ids that no position covers, by the definition: not visible in A, nor in B up to the last id done."""
+    """Return the ids that no position covers, by the definition: not visible in A, nor in B up to the last id done."""
     left: set[int] = set()
     for event_id, shard, xid in logged:
         a, b, last = place[shard]
@@ -125,7 +125,7 @@ def undone(logged: list[tuple[int, int, int]], place: dict[int, Position]) -> se
 
 
 def positions(rng: random.Random, ticks: list[Tick], most_id: int) -> dict[int, Position]:
-    """Shards spread over a few positions: between windows, at their beginning, and anywhere inside."""
+    """Return shards spread over a few positions: between windows, at their beginning, and anywhere inside."""
     some: list[Position] = []
     for _ in range(rng.randint(1, 6)):
         a, b = sorted(rng.sample(range(len(ticks)), 2))
@@ -176,7 +176,7 @@ def read_by_a_rebase(logged: list[tuple[int, int, int]], settled: dict[int, int]
 
 
 def _kind(position: Position, event_id: int, xid: int) -> str:
-    """Which part of the definition leaves an event."""
+    """Return the part of the definition by which an event is left."""
     a, b, last = position
     if b is None or visible(xid, b) or event_id > last:
         return "late for A" if event_id <= a.seq else "rest"
@@ -321,7 +321,7 @@ async def test_status_reads_little_of_a_long_log_when_every_position_is_at_its_e
 
 
 def _blocks(books: Ledger, name: str, parameters: dict[str, Any]) -> int:
-    """Blocks that a statement reads, from memory or disk; the log of the test has more than three thousand."""
+    """Return the blocks that a statement reads, from memory or disk; the log of the test has more than 3,000."""
     statement = statements()[name].encode()
     with books.database.connect(autocommit=True) as connection:
         connection.execute(statement, parameters)  # what follows reads no catalogues any more

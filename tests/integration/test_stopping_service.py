@@ -77,7 +77,7 @@ class Starved:
 
 
 def service(database: Database, receiver: Receiver, directory: Path) -> Service:
-    """A relay in this process."""
+    """Return a relay in this process."""
     file = directory / "relay.toml"
     file.write_text(webhook_config(database.dsn, receiver, directory))
     return Service(settings.load(file, {}), lambda: settings.load(file, {}))

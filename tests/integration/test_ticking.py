@@ -121,17 +121,17 @@ class Scripted(CountingStore):
         return True
 
     async def arm(self, *, to_look: bool = False) -> None:
-        """Its server has no mark."""
+        """Do nothing: the server of the test has no mark."""
 
     async def look(self, request: WindowRequest | None, patience: float, is_news: object) -> Look:
-        """The next look; the last one again and again."""
+        """Return the next tick result; after the last, that one each time."""
         del request, patience, is_news
         result = self._results.pop(0) if len(self._results) > 1 else self._results[0]
         return Look(result, None, time.monotonic(), (0.0,))
 
 
 def tick_results(*changes: dict[str, Any]) -> list[TickResult]:
-    """A first look, then others that differ from it by `changes`."""
+    """Return a first tick result, then others that differ from it by ``changes``."""
     import datetime
 
     now = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
@@ -171,7 +171,7 @@ class Overtaking(Scripted):
     """A store whose first tick is answered last, as on a connection of its own it may be: a mock, for its order."""
 
     async def look(self, request: WindowRequest | None, patience: float, is_news: object) -> Look:
-        """The next look, the earlier the longer it takes."""
+        """Return the next tick result, the earlier the longer it takes."""
         look = await super().look(request, patience, is_news)
         await asyncio.sleep(0.05 * len(self._results))
         return look

@@ -97,7 +97,7 @@ async def test_a_person_who_pauses_is_not_given_a_reason_of_ours(database: Datab
 
 
 def _trouble(event: StoredEvent, _attempt: int) -> Verdict:
-    """Events of the topic with trouble wait; all others are delivered."""
+    """Make events of the topic with trouble wait, and deliver all others."""
     if event.key is not None and event.key.startswith("orders"):
         return Unavailable("topic orders: unknown topic", None, 0.05, part=TOPIC)
     return DELIVERED

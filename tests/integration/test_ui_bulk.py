@@ -218,7 +218,7 @@ async def test_a_bound_that_is_none_is_refused(books: Ledger, fields: dict[str, 
 
 @pytest.fixture
 def tokens(tmp_path: Any) -> Tokens:
-    """A token of an operator."""
+    """Return a token of an operator."""
     path = tmp_path / "tokens"
     path.write_text(f"operator:{TOKEN}\n", encoding="utf-8")
     return Tokens(FileContent(path, read_tokens))

@@ -32,7 +32,7 @@ NO_FILTER: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def rows(shared_database: Database) -> Database:
-    """A database with many rows, half of them of one sink, and many schedules."""
+    """Return a database with many rows, half of them of one sink, and many schedules."""
 
     async def register() -> None:
         async with ledger(shared_database) as books:

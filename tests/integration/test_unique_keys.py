@@ -41,7 +41,7 @@ select outbox.register_sinks('[{"name": "s", "patterns": ["*"], "start": "beginn
 
 @pytest.fixture
 def conn(database: Database) -> Iterator[psycopg.Connection[Any]]:
-    """An application's connection, in a transaction."""
+    """Yield an application's connection, in a transaction."""
     with database.connect() as connection:
         yield connection
 

@@ -53,7 +53,7 @@ LIMITS = "select rate_per_second, max_in_flight_total, spread_seconds from outbo
 
 @pytest.fixture
 def earlier(request: pytest.FixtureRequest, tmp_path: Path) -> Earlier:
-    """The package of an earlier schema version."""
+    """Return the package of an earlier schema version."""
     package = Earlier(request.param, tmp_path / "earlier")
     assert package.is_what_runs()
     return package
@@ -61,7 +61,7 @@ def earlier(request: pytest.FixtureRequest, tmp_path: Path) -> Earlier:
 
 @pytest.fixture
 def old_database(empty_database: Database, earlier: Earlier) -> Database:
-    """A database with the earlier schema, made by the earlier package."""
+    """Return a database with the earlier schema, made by the earlier package."""
     earlier.run("migrate", "--dsn", empty_database.dsn)
     assert query(empty_database, "select schema_version from outbox.meta") == [(earlier.version,)]
     return empty_database
@@ -129,7 +129,7 @@ def owned(database: Database, shares: list[int]) -> None:
 
 
 def assert_in_order(receiver: Receiver, producer: Producer) -> None:
-    """The first deliveries of each key came in the order in which they were committed."""
+    """Assert that the first deliveries of each key came in the order in which they were committed."""
     firsts = dict.fromkeys(receiver.uids)
     order: dict[str, list[int]] = defaultdict(list)
     for uid in firsts:
@@ -213,7 +213,7 @@ def states(database: Database, uids: list[str]) -> set[str]:
 
 
 def refused_beside_a_long_transaction(database: Database) -> None:
-    """A migration beside a transaction that does not end gives up, and has changed nothing."""
+    """Assert that a migration gives up while a transaction does not end, and has changed nothing."""
     with database.connect() as forgotten:
         forgotten.execute("select outbox.emit('order.forgotten', '0')")
         with pytest.raises(DatabaseUnavailable, match="in a transaction for"):
@@ -261,7 +261,7 @@ def test_what_an_earlier_schema_holds_is_delivered_or_dead_after_the_migration(
 
 
 def troubled(request: Request) -> Behaviour:
-    """The destination while the earlier relay runs: some keys are refused, fail, or get no answer in time."""
+    """Return the fault of the destination for a request: some keys are refused, fail, or time out."""
     match request.header("outbox-key"):
         case "dead":
             return say(400)

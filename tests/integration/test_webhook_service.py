@@ -33,7 +33,7 @@ def receiver() -> Generator[Receiver]:
 
 
 def relay_of(database: Database, receiver: Receiver, directory: Path) -> RelayService:
-    """A relay that posts to the receiver."""
+    """Return a relay that posts to the receiver."""
     text = webhook_with_files_config(f'dsn = "{database.dsn}"', receiver.url, directory)
     return RelayService(directory, text, CRM_TOKEN=TOKEN)
 

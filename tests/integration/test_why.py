@@ -21,7 +21,7 @@ FAR = "2100-01-01T00:00:00Z"
 
 @pytest.fixture
 async def books(database: Database) -> AsyncGenerator[Ledger]:
-    """A database with one sink `s` for every type, owned by the relay `here`."""
+    """Yield a database with one sink `s` for every type, owned by the relay `here`."""
     async with ledger(database) as found:
         await found.register(("s", ["*"], "beginning"))
         await found.live("here", "s")
@@ -42,7 +42,7 @@ async def said(books: Ledger, event_id: int) -> str:
 
 
 async def to_the_end(books: Ledger, sink: str = "s") -> None:
-    """Every position of `sink` is behind everything that is committed now."""
+    """Move every position of ``sink`` behind everything that is committed now."""
     await books.catch_up(sink)
 
 

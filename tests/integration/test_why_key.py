@@ -22,7 +22,7 @@ KEYS = ["a", "b", "a", None, "a\x1b", "a", "b"]
 
 @pytest.fixture
 async def books(database: Database) -> AsyncGenerator[Ledger]:
-    """A database with one sink `s` for every type and events of several keys."""
+    """Yield a database with one sink `s` for every type and events of several keys."""
     async with ledger(database) as found:
         await found.register(("s", ["*"], "beginning"))
         emit(database, KEYS)

@@ -41,7 +41,7 @@ class Service:
 
 
 def read() -> dict[str, Any]:
-    """The file, every variable having its default. Raises AssertionError where one has none."""
+    """Return the file with the default of every variable. Raises AssertionError if one has none."""
     text = FILE.read_text(encoding="utf-8")
     bare = [line for line in text.splitlines() if "$" in _VARIABLE.sub("", line)]
     assert not bare, f"variables without a default: {bare}"
@@ -50,7 +50,7 @@ def read() -> dict[str, Any]:
 
 
 def service(name: str) -> Service:
-    """One of the services that run our image."""
+    """Return one of the services that run our image."""
     whole = read()
     found = whole["services"][name]
     configs, secrets = whole["configs"], whole["secrets"]

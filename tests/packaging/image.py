@@ -47,7 +47,7 @@ class Image:
         return json.loads(buildah("inspect", "--type", "image", NAME))["Docker"]["config"]
 
     def root(self) -> Path:
-        """The root directory, as this machine sees it."""
+        """Return the root directory, as this machine sees it."""
         return Path(buildah("mount", self._container))
 
     def shell(self, script: str) -> str:
@@ -57,13 +57,13 @@ class Image:
     def command(
         self, service: Service, arguments: Sequence[str], environment: Mapping[str, str]
     ) -> tuple[list[str | Path], dict[str, str]]:
-        """buildah, which runs it inside, with the service's mounts and nothing of this environment."""
+        """Return buildah's command, which runs it inside, with the service's mounts and nothing of this environment."""
         mounts = [f"--volume={mount.source}:{mount.target}:ro" for mount in service.mounts]
         variables = [f"--env={name}={value}" for name, value in environment.items()]
         return [BUILDAH, "run", *mounts, *variables, self._container, "--", *arguments], dict(os.environ)
 
     def process(self, started: int) -> int:
-        """The innermost process: buildah starts itself again inside, twice, and then the service."""
+        """Return the innermost process: buildah starts itself again inside, twice, and then the service."""
         pid = started
         while children := _children(pid):
             pid = children[0]
@@ -71,7 +71,7 @@ class Image:
 
 
 def _children(pid: int) -> list[int]:
-    """The processes that any thread of a process has started."""
+    """Return the processes that any thread of a process has started."""
     return [
         int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
     ]

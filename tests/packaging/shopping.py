@@ -11,7 +11,7 @@ EVENTS = 20
 
 
 def set_up(stack: Stack) -> None:
-    """The schema is made, and made again."""
+    """Make the schema, and make it again."""
     made = stack.run("migrate")
     assert made.returncode == 0, made.stderr
     assert "emit to shop_app, operate to page, relay to relay" in made.stdout
@@ -19,7 +19,7 @@ def set_up(stack: Stack) -> None:
 
 
 def open_relay(stack: Stack) -> tuple[Running, Running]:
-    """A receiver, and a relay that is checked, started and ready."""
+    """Return a receiver and a relay that is checked, started and ready."""
     receiver = stack.start("receiver")
     until(lambda: receiver.still() and receiver.lines("receiving"), seconds=READY_SECONDS, what="the receiver listens")
     checked = stack.run("relay", "outbox-relay", "check", "--online")
@@ -34,7 +34,7 @@ def open_relay(stack: Stack) -> tuple[Running, Running]:
 
 
 def look(stack: Stack) -> None:
-    """The page asks for a name and a password, and shows the sinks."""
+    """Assert that the page asks for a name and a password, and shows the sinks."""
     page, address = stack.start("ui"), f"http://{LOOPBACK}:{stack.page_port}/"
     until(lambda: page.still() and page.lines("http://"), seconds=READY_SECONDS, what="the page is served")
     assert httpx.get(address).status_code == 401
@@ -45,7 +45,7 @@ def look(stack: Stack) -> None:
 
 
 def trade(stack: Stack, receiver: Running, relay: Running) -> None:
-    """Orders are placed and paid, and every event arrives where it should, believed by the receiver."""
+    """Place and pay orders, and assert that every event arrives where it should, and that the receiver verifies it."""
     shop = stack.start("shop")
     until(
         lambda: shop.still() and relay.still() and stack.emitted("order.%") >= EVENTS,

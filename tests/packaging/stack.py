@@ -44,7 +44,7 @@ class Runner(Protocol):
         ...
 
     def process(self, started: int) -> int:
-        """The process id of the service itself, once it runs, else 0; ``started`` is that of what was started."""
+        """Return the process id of the service, or 0 before it runs; ``started`` is that of its parent."""
         ...
 
 
@@ -54,7 +54,7 @@ class Beside:
     def command(
         self, service: Service, arguments: Sequence[str], environment: Mapping[str, str]
     ) -> tuple[list[str | Path], dict[str, str]]:
-        """The same, with the files where the tree has them."""
+        """Return the same command, with the files where the tree has them."""
         own = {**environment, "PYTHONPATH": str(compose.ROOT), "PYTHONUNBUFFERED": "1"}
         program, *rest = arguments
         if program == "outbox-relay" and service.name == "relay":
@@ -84,7 +84,7 @@ class Running:
         return [line for line in self.log.read_text().splitlines() if line.startswith(beginning)]
 
     def pid(self) -> int:
-        """The process id of the service itself."""
+        """Return the process id of the service."""
         return until(
             lambda: self._runner.process(self._process.pid), seconds=READY_SECONDS, what=f"{self.name} is a process"
         )
@@ -96,12 +96,12 @@ class Running:
         return True
 
     def stop(self) -> int:
-        """SIGTERM, as an engine sends it; the exit code."""
+        """Send SIGTERM, as an engine does, and return the exit code."""
         os.kill(self.pid(), signal.SIGTERM)
         return self._process.wait(STOP_SECONDS)
 
     def kill(self) -> None:
-        """The end, whatever it does."""
+        """Kill the process in any state."""
         if self._process.poll() is None:
             os.kill(self._runner.process(self._process.pid) or self._process.pid, signal.SIGKILL)
             self._process.wait(STOP_SECONDS)
@@ -157,7 +157,7 @@ class Stack:
         return json.loads(done.stdout)
 
     def emitted(self, pattern: str) -> int:
-        """Events in the log whose type is LIKE this."""
+        """Return the number of events in the log whose type is LIKE this."""
         with psycopg.connect(self._server.dsn(DATABASE)) as connection:
             row = connection.execute("select count(*) from outbox.event where type like %s", (pattern,)).fetchone()
         assert row is not None
@@ -171,7 +171,7 @@ class Stack:
         return {str(uid).encode() for (uid,) in rows}
 
     def _fitted(self, name: str) -> tuple[Service, list[str], dict[str, str]]:
-        """A service, what it runs if that is its own, and its environment, with the addresses of the test's servers."""
+        """Return a service with its command, if any, and its environment, with the addresses of the test's servers."""
         service = compose.service(name)
         address = f"@{LOOPBACK}:{self._server.port}/"
         environment = {key: value.replace("@db/", address) for key, value in service.environment.items()}
@@ -198,7 +198,7 @@ class Stack:
 
 
 def make_database(server: PostgresServer) -> None:
-    """The shop's database on an empty server, by the script and the passwords that compose.yaml gives PostgreSQL."""
+    """Make the shop's database on an empty server, by compose.yaml's script and passwords for PostgreSQL."""
     db = compose.read()["services"]["db"]
     (script,) = (volume.split(":")[0] for volume in db["volumes"] if volume.endswith(".sql:ro"))
     server.create_database(DATABASE)

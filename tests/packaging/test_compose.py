@@ -28,7 +28,7 @@ def relay_settings() -> settings.Settings:
 
 
 def check_schema(file: Path) -> subprocess.CompletedProcess[str]:
-    """The file against the official schema, which check-jsonschema carries."""
+    """Check the file against the official schema, which check-jsonschema carries."""
     return subprocess.run(
         [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", file],
         capture_output=True,

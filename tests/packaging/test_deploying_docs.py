@@ -26,7 +26,7 @@ MOST_EXPOSED = 2.0
 
 
 def block(language: str) -> str:
-    """The page's only block of a language."""
+    """Return the page's only block of a language."""
     (found,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
     return found
 
@@ -38,7 +38,7 @@ def manifests() -> dict[str, Any]:
 
 
 def pod(kind: str) -> dict[str, Any]:
-    """The pod of a manifest."""
+    """Return the pod of a manifest."""
     return manifests()[kind]["spec"]["template"]["spec"]
 
 

@@ -27,7 +27,7 @@ def image() -> Generator[Image]:
 
 
 def user_of(running: Running) -> set[int]:
-    """The users that a service's process has, real, effective and saved."""
+    """Return the users that a service's process has, real, effective and saved."""
     status = Path(f"/proc/{running.pid()}/status").read_text()
     (line,) = (line for line in status.splitlines() if line.startswith("Uid:"))
     return {int(number) for number in line.split()[1:]}

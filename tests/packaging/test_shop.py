@@ -33,7 +33,7 @@ def test_the_services_of_compose_do_their_work(
 
 
 def signed(secret: str, now: float, *, body: str = BODY) -> Message:
-    """The headers of a request, signed by the reference library."""
+    """Return the headers of a request, signed by the reference library."""
     headers = Message()
     headers["webhook-id"] = "uid"
     headers["webhook-timestamp"] = str(int(now))

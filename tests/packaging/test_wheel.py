@@ -55,7 +55,7 @@ class Environment:
 
     @classmethod
     def empty(cls, folder: Path) -> "Environment":
-        """A new one."""
+        """Return a new environment."""
         venv.create(folder / "venv", symlinks=True)
         return cls(folder)
 
@@ -90,7 +90,7 @@ def succeed(*command: str | Path, cwd: Path = ROOT) -> str:
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, made from the source archive, and that from what git knows or would take: nothing else is needed."""
+    """Return the wheel made from the source archive, and that from the files of git: nothing else is needed."""
     tree = tmp_path_factory.mktemp("tree")
     listed = succeed("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     for name in filter(None, listed.split("\0")):
@@ -104,7 +104,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """An application's environment, with the oldest psycopg that is promised."""
+    """Return an application's environment, with the oldest psycopg that is promised."""
     environment = Environment.empty(tmp_path_factory.mktemp("bare"))
     environment.pip("install", "--quiet", wheel, OLDEST_PSYCOPG)
     return environment
@@ -112,7 +112,7 @@ def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
 
 @pytest.fixture(scope="session")
 def relay(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """A relay's environment, with the versions of the lock."""
+    """Return a relay's environment, with the versions of the lock."""
     folder = tmp_path_factory.mktemp("relay")
     lines = (ROOT / "requirements-relay.lock").read_text(encoding="utf-8").splitlines()
     pins = folder / "pins.txt"

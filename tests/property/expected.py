@@ -39,7 +39,7 @@ class Expected:
     """(event, earlier event of its key that had not been delivered): right only if that one is dead by then."""
 
     def answer(self, event: StoredEvent, wish: str) -> Verdict:
-        """The destination's verdict of ``event``: ``wish``, except that it never takes a poisoned one."""
+        """Return the destination's verdict of ``event``: ``wish``, except that it never takes a poisoned one."""
         n: int = json.loads(event.payload)["n"]
         written = self.committed.get(n)
         if written is None:

@@ -20,7 +20,7 @@ START = Position(BEGINNING)
 
 @asynccontextmanager
 async def opened(dsn: str) -> AsyncGenerator[Store]:
-    """The product's store on a database, with two connections and one for looks."""
+    """Yield the product's store on a database, with two connections and one for ticks."""
     store = Store(lambda: dsn, pooler=False, connections=2)
     await store.open()
     await look_is_ready(store)

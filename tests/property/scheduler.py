@@ -99,7 +99,7 @@ class Scheduler:
 
     @asynccontextmanager
     async def sent(self) -> AsyncGenerator[None]:
-        """A statement is under way inside the block."""
+        """Send a statement that runs inside the block."""
         self._sent += 1
         self._idle.clear()
         try:
@@ -117,7 +117,7 @@ class Scheduler:
             await stillness()
 
     async def give(self, lane: str) -> bool:
-        """One turn for ``lane``; returns whether it waited for one. Afterwards all stand still again."""
+        """Give one turn to ``lane`` and return True if it waited for one. Afterwards all stand still again."""
         if (turn := self.waiting.get(lane)) is None:
             return False
         turn.set_result(None)
@@ -134,7 +134,7 @@ class Held:
     open: bool = True
 
     async def end(self, *, committed: bool) -> None:
-        """COMMIT, or else ROLLBACK, unless it has ended."""
+        """Commit, or else roll back, unless the transaction has ended."""
         if self.open:
             self.open = False
             await (self.connection.commit() if committed else self.connection.rollback())
@@ -156,20 +156,20 @@ class Bench:
     _owners: dict[str, dict[int, tuple[UUID | None, int]]] = field(default_factory=dict[str, Any])
 
     async def connection(self) -> AsyncConnection[Any]:
-        """A connection for a transaction that stays open, to be given back to ``spare``."""
+        """Return a connection for a transaction that stays open, to be given back to ``spare``."""
         return self.spare.pop() if self.spare else await connected(self.dsn, autocommit=False)
 
     async def end_held(self) -> None:
-        """COMMIT whatever settlement is under way."""
+        """Commit the settlement that is held open, if any."""
         for held in list(self.held):
             await held.end(committed=True)
 
     async def ask(self, query: str, *parameters: Any, **named: Any) -> list[Any]:
-        """The rows of a query that the test asks for itself."""
+        """Return the rows of a query of the test itself."""
         return await (await self.watching.execute(query.encode(), named or parameters)).fetchall()
 
     async def owners(self, sink: str) -> dict[int, tuple[UUID | None, int]]:
-        """shard → (owner, epoch), as committed."""
+        """Return shard → (owner, epoch), as committed."""
         if sink not in self._owners:
             self._owners[sink] = {shard: (owner, epoch) for shard, owner, epoch in await self.ask(OWNERS, sink)}
         return self._owners[sink]
@@ -189,7 +189,7 @@ class Bench:
 
 
 async def connected(dsn: str, *, autocommit: bool = True) -> AsyncConnection[Any]:
-    """A connection on which nothing waits for a lock for long."""
+    """Return a connection on which no statement waits long for a lock."""
     connection = await AsyncConnection.connect(dsn, autocommit=True)
     await connection.execute(LOCK_TIMEOUT)
     await connection.set_autocommit(autocommit)
@@ -284,7 +284,7 @@ class SteppedStore(Store):
         return [row_id for (row_id,) in await self._bench.ask(ROWS_OF_OTHERS, self._sink, ids, ids, leases)]
 
     async def _stale(self, owner: UUID, shards: list[int], epochs: list[int]) -> list[int]:
-        """Those of ``shards`` that are not ``owner``'s at their epoch of ``epochs``."""
+        """Return those of ``shards`` that are not ``owner``'s at their epoch of ``epochs``."""
         now = await self._bench.owners(self._sink)
         return [shard for shard, epoch in zip(shards, epochs, strict=True) if now[shard] != (owner, epoch)]
 

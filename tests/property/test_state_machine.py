@@ -151,7 +151,7 @@ class Outbox(RuleBasedStateMachine):
 
     @initialize(keeps_order=st.booleans(), hold=st.booleans(), parks=st.booleans())
     def prepare(self, keeps_order: bool, hold: bool, parks: bool) -> None:
-        """A sink of batches or of requests; one that ``parks`` waits for no request."""
+        """Prepare a sink of batches or of requests; one that ``parks`` waits for no request."""
         self.ground.sequences += 1
         name = f"sink{self.ground.sequences}"
         park_after = 0.0 if parks else 3600.0
@@ -179,12 +179,12 @@ class Outbox(RuleBasedStateMachine):
 
     @rule(writer=WRITER, key=KEY, kind=st.sampled_from(["plain", "plain", "plain", "scheduled", "poison"]))
     def emit(self, writer: int, key: str | None, kind: str) -> None:
-        """In a transaction that stays open. A writer waits for another that has the key: that one commits first."""
+        """Emit in a transaction that stays open. A writer waits for another that has the key, which commits first."""
         self.run(self._emit(self.ground.writers[writer], key, kind))
 
     @rule(key=KEY, kind=st.sampled_from(["plain", "plain", "plain", "scheduled", "poison"]))
     def emit_and_commit(self, key: str | None, kind: str) -> None:
-        """A transaction of one event."""
+        """Emit one event in a transaction of its own."""
         self.run(self._emit_and_commit(key, kind))
 
     async def _emit_and_commit(self, key: str | None, kind: str) -> None:
@@ -204,7 +204,7 @@ class Outbox(RuleBasedStateMachine):
 
     @rule(writer=WRITER, committed=st.booleans())
     def end(self, writer: int, committed: bool) -> None:
-        """A writer commits, or does not."""
+        """Commit or roll back a writer's transaction."""
         self.run(self._end(self.ground.writers[writer], committed=committed))
 
     async def _end(self, writer: Writer, *, committed: bool) -> None:
@@ -223,7 +223,7 @@ class Outbox(RuleBasedStateMachine):
         turns=TURNS,
     )
     def work(self, worker: int, what: str, turns: int | None) -> None:
-        """One thing that a loop of a relay does, or a part of it; what stood still goes on."""
+        """Let a loop of a relay do one step, or a part of it; what stood still continues."""
         self.run(self._work(worker, what, turns))
 
     async def _work(self, number: int, what: str, turns: int | None = None) -> None:
@@ -246,7 +246,7 @@ class Outbox(RuleBasedStateMachine):
 
     @rule(worker=WORKER)
     def begin(self, worker: int) -> None:
-        """A worker claims what is its share, and reads."""
+        """Let a worker claim its share, and read."""
         self.run(self._begin(worker))
 
     async def _begin(self, worker: int) -> None:
@@ -255,7 +255,7 @@ class Outbox(RuleBasedStateMachine):
 
     @rule(worker=WORKER, wishes=WISHES)
     def answer(self, worker: int, wishes: list[tuple[str, int]]) -> None:
-        """The destination answers."""
+        """Let the destination answer."""
         self.run(self._answer(worker, wishes))
 
     async def _answer(self, worker: int, wishes: list[tuple[str, int]]) -> None:
@@ -264,7 +264,7 @@ class Outbox(RuleBasedStateMachine):
 
     @rule(worker=WORKER, wishes=WISHES, turns=TURNS)
     def deliver(self, worker: int, wishes: list[tuple[str, int]], turns: int | None) -> None:
-        """A worker reads, the destination answers, and that is settled or about to be."""
+        """Let a worker read, the destination answer, and the answer be settled or be about to be."""
         self.run(self._deliver(worker, wishes, turns))
 
     async def _deliver(self, worker: int, wishes: list[tuple[str, int]], turns: int | None) -> None:
@@ -276,13 +276,13 @@ class Outbox(RuleBasedStateMachine):
 
     @rule(worker=WORKER, hours=st.sampled_from([1, 24]))
     def lose_leases(self, worker: int, hours: int) -> None:
-        """A worker's leases end: just now, or so long ago that others claim beyond their share."""
+        """End a worker's leases: just now, or so long ago that others claim beyond their share."""
         self.faults += 1
         self.run(self.workers[worker].lose_leases(hours))
 
     @rule(worker=WORKER, successor=WORKER)
     def take_over(self, worker: int, successor: int) -> None:
-        """The same, and another claims."""
+        """End a worker's leases, and let another claim."""
         self.faults += 1
         self.run(self._take_over(worker, successor))
 
@@ -292,13 +292,13 @@ class Outbox(RuleBasedStateMachine):
 
     @rule(worker=WORKER)
     def lose_row_leases(self, worker: int) -> None:
-        """The rows that a worker has claimed may be claimed by others."""
+        """End the leases of the rows that a worker has claimed, so that others may claim them."""
         self.faults += 1
         self.run(self.workers[worker].lose_row_leases())
 
     @rule(worker=WORKER, successor=WORKER, key=KEY, wishes=WISHES)
     def overtake_rows(self, worker: int, successor: int, key: str | None, wishes: list[tuple[str, int]]) -> None:
-        """The leases of a worker's rows end between their answers and the write, and another claims the rows.
+        """End the leases of a worker's rows between their answers and the write, and let another claim the rows.
 
         Drawn step by step, a worker hardly ever writes what another has claimed.
         """
@@ -318,7 +318,7 @@ class Outbox(RuleBasedStateMachine):
     def overtake_settlement(
         self, worker: int, successor: int, key: str | None, wishes: list[tuple[str, int]], sent: int
     ) -> None:
-        """A worker's leases end before its settlement is sent, or before its COMMIT, and another claims and settles."""
+        """End a worker's leases before its settlement is sent, or before its COMMIT; another claims and settles."""
         self.faults += 1
         self.run(self._overtake_settlement(worker, successor, key, wishes, sent))
 
@@ -336,19 +336,19 @@ class Outbox(RuleBasedStateMachine):
 
     @rule(worker=WORKER, commits_are_lost=st.booleans())
     def crash(self, worker: int, commits_are_lost: bool) -> None:
-        """A process ends; another starts."""
+        """End a process, and start another."""
         self.faults += 1
         self.run(self.workers[worker].crash(commits_are_lost=commits_are_lost))
         self._replace(worker)
 
     @rule(worker=WORKER)
     def stop(self, worker: int) -> None:
-        """A worker is told to stop: it drains, releases and leaves as it goes on."""
+        """Stop a worker: it drains, releases and leaves step by step."""
         self.run(self._work(worker, "stop"))
 
     @rule(worker=WORKER, successor=WORKER)
     def go_back(self, worker: int, successor: int) -> None:
-        """The positions are set back, as after a restore: behind whatever an owner still does. One relay ends."""
+        """Set the positions back, as after a restore: behind everything that an owner still does. One relay ends."""
         self.faults += 1
         self.run(self._go_back(worker, successor))
 
@@ -380,7 +380,7 @@ class Outbox(RuleBasedStateMachine):
 
     @rule(worker=WORKER, successor=WORKER, key=KEY, action=st.sampled_from([None, RETRY, DISCARD]))
     def succeed_to_dead(self, worker: int, successor: int, key: str | None, action: str | None) -> None:
-        """An event dies, another relay takes over, dead events are acted on, and a later event of its key is read.
+        """Let an event die, another relay take over, dead events be acted on, and a later event of its key be read.
 
         Drawn step by step, these hardly ever follow one another.
         """
@@ -402,7 +402,7 @@ class Outbox(RuleBasedStateMachine):
 
     @rule(worker=WORKER, key=KEY, wishes=WISHES)
     def retry_before_waiting(self, worker: int, key: str | None, wishes: list[tuple[str, int]]) -> None:
-        """An event dies, one behind it fails, a third is held behind that, and the first is retried and claimed.
+        """Let an event die, fail one behind it, hold a third behind that, and retry and claim the first.
 
         Drawn step by step, there is hardly ever a row before one that waits.
         """
@@ -421,14 +421,14 @@ class Outbox(RuleBasedStateMachine):
 
     @rule()
     def wait(self) -> None:
-        """Whatever waits for its time is due."""
+        """Make everything due that waits for its time."""
         self.run(self.bench.ask(DUE, self.spec.name))
 
     # -- what holds -------------------------------------------------------------------------------------------------
 
     @invariant()
     def owners(self) -> None:
-        """A shard has one owner, who alone believes to be it, and its epoch only rises."""
+        """Check that a shard has one owner, that it alone believes to be it, and that the epoch only rises."""
         if not self.bench.owners_are_known():
             self.ground.runner.run(self._owners())
 
@@ -504,13 +504,13 @@ class Outbox(RuleBasedStateMachine):
 
 
 def seed() -> int:
-    """OUTBOX_TEST_SEED; else always the same in CI, and a new one elsewhere."""
+    """Return OUTBOX_TEST_SEED; without it always the same number in CI, and a new one elsewhere."""
     given = os.environ.get("OUTBOX_TEST_SEED")
     return int(given) if given else FIXED_SEED if os.environ.get("CI") == "true" else random.randrange(2**31)
 
 
 async def prepared(dsn: str) -> tuple[Bench, list[Writer]]:
-    """Every connection that the sequences use."""
+    """Prepare every connection that the sequences use."""
     bench = Bench(dsn, await connected(dsn), await connected(dsn))
     return bench, [Writer(await connected(dsn, autocommit=False)) for _ in range(WRITERS + 1)]
 

@@ -67,14 +67,14 @@ async def newest_transaction(dsn: str, followers: Sequence[Follower]) -> None:
 
 
 def xids(dsn: str) -> tuple[int, int]:
-    """The smallest and the largest xid in the log."""
+    """Return the smallest and the largest xid in the log."""
     with psycopg.connect(dsn) as connection:
         query = "select min(xid::text::bigint), max(xid::text::bigint) from outbox.event"
         return connection.execute(query).fetchall()[0]
 
 
 def prepared(server: PostgresServer) -> str:
-    """The connection string of a new database with the schema."""
+    """Return the connection string of a new database with the schema."""
     server.create_database("log")
     migrate(server.dsn("log"))
     return server.dsn("log")
@@ -82,7 +82,7 @@ def prepared(server: PostgresServer) -> str:
 
 @pytest.fixture
 def seed() -> int:
-    """The seed of the writers and the chunks: OUTBOX_TEST_SEED, or a new one, which a failure shows."""
+    """Return the seed of the writers and the chunks: OUTBOX_TEST_SEED, or a new one, which a failure shows."""
     seed = int(os.environ.get("OUTBOX_TEST_SEED") or random.randrange(2**31))
     log.warning("OUTBOX_TEST_SEED=%s", seed)
     return seed

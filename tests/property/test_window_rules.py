@@ -38,7 +38,7 @@ Connection = psycopg.Connection[Any]
 
 @pytest.fixture(scope="module")
 def database(postgres: PostgresServer, template: str) -> Generator[Database]:
-    """One log for all scenarios: each reads from where it begins. No transaction of the server's own comes between."""
+    """Yield one log for all scenarios: each reads from its own beginning. No transaction of the server intervenes."""
     postgres.create_database("window_rules", template=template)
     with postgres.connect() as connection:
         connection.execute("alter system set autovacuum = off")
@@ -56,7 +56,7 @@ async def store(database: Database) -> AsyncGenerator[Store]:
 
 
 def value(connection: Connection, query: str, *parameters: object) -> Any:
-    """The first column of the only row."""
+    """Return the first column of the only row."""
     row = connection.execute(query.encode(), parameters).fetchone()
     assert row is not None
     return row[0]
@@ -75,7 +75,7 @@ def emit_and_commit(database: Database, kind: str = "t", *, key: str | None = No
 
 
 def xid(connection: Connection) -> int:
-    """The xid of the connection's transaction, which has one."""
+    """Return the xid of the connection's transaction, which has one."""
     return int(value(connection, "select pg_current_xact_id()::text"))
 
 
@@ -84,7 +84,7 @@ def xid(connection: Connection) -> int:
 
 @contextmanager
 def newest(database: Database) -> Generator[tuple[Connection, int, Callable[[Tick], bool]]]:
-    """A transaction that has emitted: its connection, the event's id, and whether a tick does not list it."""
+    """Begin a transaction that emits: return its connection, the event's id, and True if no tick lists it."""
     with database.connect() as connection:
         event = emit(connection)
         number = xid(connection)
@@ -154,7 +154,7 @@ async def test_transaction_that_rolls_back_leaves_nothing(database: Database, st
 
 
 def two_reads(database: Database, between: Callable[[], object]) -> Tick:
-    """A tick taken by hand, with something happening between its two reads."""
+    """Take a tick by hand, and do something between its two reads."""
     with database.connect(autocommit=True) as connection:
         # As outbox.tick() reads it: a sequence that has given out nothing yet is at 0.
         seq = value(connection, "select coalesce(pg_sequence_last_value('outbox.event_id_seq'), 0)")
@@ -166,7 +166,7 @@ def two_reads(database: Database, between: Callable[[], object]) -> Tick:
 
 
 def quiet(database: Database) -> Tick:
-    """A tick while no transaction runs anywhere on the server."""
+    """Take a tick while no transaction runs anywhere on the server."""
 
     def fact() -> Tick | None:
         with database.connect(autocommit=True) as connection:
@@ -365,7 +365,7 @@ async def test_every_way_to_emit_takes_its_xid_before_its_id(database: Database)
 
 @pytest.fixture(scope="module")
 def roles(database: Database) -> Generator[Mapping[str, str]]:
-    """The kind of a grant → the name of the role."""
+    """Yield the kind of a grant → the name of the role."""
     names = {kind: f"{database.name}_{kind}" for kind in ("emit", "relay")}
     everyone = ", ".join(names.values())
     with database.connect(autocommit=True) as connection:
@@ -538,7 +538,7 @@ class Window:
         rows: int = 1000,
         payload_bytes: int = AMPLE_BYTES,
     ) -> list[StoredEvent]:
-        """One read of the window."""
+        """Read the window once."""
         ask = self._store.read_late if self._late else self._store.read_rest
         most_payload = self._most_payload
         events = await ask(shards, types, self._a, self._b, after, upto, rows, payload_bytes, most_payload=most_payload)
@@ -546,7 +546,7 @@ class Window:
         return events
 
     async def ids(self, **bounds: Any) -> list[int]:
-        """The ids of one read."""
+        """Return the ids of one read."""
         return [event.id for event in await self.read(**bounds)]
 
 

@@ -64,7 +64,7 @@ class SteppedLeaseManager(LeaseManager):
     """A round is always one that renews."""
 
     async def renew_and_claim(self) -> None:
-        """One round, a third of a lease after the last."""
+        """Renew and claim once, a third of a lease after the last time."""
         self._renewed_at = NEVER
         await self.round()
 
@@ -78,7 +78,7 @@ class SteppedSettler(Settler):
     """Settles when told."""
 
     async def run(self) -> None:
-        """Nothing by itself."""
+        """Do nothing by itself."""
         await for_ever()
 
 
@@ -86,7 +86,7 @@ class SteppedParkedLimit(ParkedLimit):
     """Never counts rows in the database."""
 
     async def run(self) -> None:
-        """Nothing by itself."""
+        """Do nothing by itself."""
         await for_ever()
 
 
@@ -94,7 +94,7 @@ class SteppedSinkReport(SinkReport):
     """Records nothing for people."""
 
     async def run(self) -> None:
-        """Nothing by itself."""
+        """Do nothing by itself."""
         await for_ever()
 
 
@@ -119,7 +119,7 @@ class SteppedParkedDeliveries(ParkedDeliveries):
             await for_ever()
 
     async def claim(self, *, sweep: bool) -> None:
-        """One claim, of the heads of all keys too if ``sweep``, and the deliveries that follow."""
+        """Claim once, the heads of all keys too if ``sweep``, and make the deliveries that follow."""
         self._claims.sweep(now=sweep)
         if self._context.leases.serving and self._tasks is not None:
             await self._claim_and_deliver(self._tasks)
@@ -208,7 +208,7 @@ class Worker:
     # -- the destination ----------------------------------------------------------------------------------------
 
     async def _asked(self, event: StoredEvent) -> Verdict:
-        """The destination is asked to take ``event``: it answers when the test says what."""
+        """Ask the destination to take ``event``: it answers when the test says what."""
         if self._wish is not None:
             return self._expected.answer(event, self._wish)
         answer: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
@@ -219,7 +219,7 @@ class Worker:
             self._requests = [request for request in self._requests if request[1] is not answer]
 
     async def answer(self, wish: str, place: int) -> bool:
-        """The destination answers one of the requests under way; returns whether there was any."""
+        """Let the destination answer one of the open requests; return True if there was one."""
         if not self._requests:
             return False
         event, answer = self._requests[place % len(self._requests)]
@@ -228,7 +228,7 @@ class Worker:
         return True
 
     async def end_requests(self) -> None:
-        """Every request that is under way now ends without having reached the destination; it may be made again."""
+        """End every open request without its having reached the destination; it may be made again."""
         keeps_order = self.sink.keeps_order
         for _, answer in list(self._requests):
             if not answer.done():
@@ -331,7 +331,7 @@ class Worker:
     # -- what happens to a process ------------------------------------------------------------------------------
 
     async def lose_leases(self, hours: int) -> None:
-        """No renewal came through, and the leases ended ``hours`` ago: here first, then in the database."""
+        """Let renewals fail and the leases end ``hours`` ago: here first, then in the database."""
         await self.end_requests()
         for shard, lease in self.leases.held.items():
             self.leases.confirm(shard, lease.epoch, 0.0)
@@ -341,13 +341,13 @@ class Worker:
         await self._bench.ask(UNSEEN + " returning 1", self.id)
 
     async def lose_row_leases(self) -> None:
-        """The leases of the rows that are being delivered ended, after their requests."""
+        """End the leases of the rows that are being delivered, after their requests."""
         await self.end_requests()
         await self._bench.end_held()
         await self._bench.ask(ROWS_LAPSED + " returning 1", self._sink_name, self.id)
 
     async def crash(self, *, commits_are_lost: bool = False) -> None:
-        """The process ends; what it had sent to the database is done, or not."""
+        """End the process; what it had sent to the database is done, or not."""
         self.store.commits_are_lost = commits_are_lost
         tasks = list(self._lanes.values())
         for task in tasks:
@@ -357,7 +357,7 @@ class Worker:
         self._lanes.clear()
 
     async def run_freely(self) -> None:
-        """From now on nothing waits for a turn, and the destination takes what comes."""
+        """Let nothing wait for a turn from now on, and the destination take what comes."""
         self.scheduler.free = True
         self._wish = "taken"
         for turn in list(self.scheduler.waiting.values()):

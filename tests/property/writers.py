@@ -105,7 +105,7 @@ class Writers:
             raise
 
     def _slow(self, connection: psycopg.Connection[Any]) -> None:
-        """A transaction of two seconds that emits first and last."""
+        """Run a transaction of two seconds that emits first and last."""
         with connection.transaction():
             emit_next(connection, SLOW_KEY)
             self._stop.wait(SLOW_SECONDS)
@@ -148,7 +148,7 @@ class Writers:
             self._stop.wait(rng.random() * seconds)
 
     def committed(self) -> dict[str, int]:
-        """key → how many events of it are committed."""
+        """Return key → number of its committed events."""
         with psycopg.connect(self.dsn) as connection:
             return dict(connection.execute("select key, n from business where n > 0").fetchall())
 

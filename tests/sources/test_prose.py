@@ -9,7 +9,7 @@ import tokenize
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import pytest
 
@@ -35,7 +35,7 @@ NO_VERB = re.compile(
     r"Seconds|Such|That|The|Their|Then|There|These|They|This|Those|To|Too|Two|Under|Until|Up|Upon|Was|With|"
     r"Without"
 )
-"""Capitalised first words that are not verbs, other than those that end in s."""
+"""Capitalised first words that are not verbs, other than those that end in one s."""
 CODE = re.compile(r"``[^`]*``|`[^`]*`|\"\w+\"")
 """Quoted code, and literals of one word, which are values: the user of that name is not prose."""
 
@@ -72,13 +72,16 @@ def done() -> list[str]:
 @cache
 def docstrings(room: str) -> Sequence[tuple[Documented, Text]]:
     """Return every docstring of a room with the node it belongs to."""
-    found: list[tuple[Documented, Text]] = []
-    for path in modules(room):
+    return [*docstrings_of(modules(room))]
+
+
+def docstrings_of(paths: Sequence[Path]) -> Iterator[tuple[Documented, Text]]:
+    """Yield every docstring of the modules with the node it belongs to."""
+    for path in paths:
         for node in nodes(path):
             if isinstance(node, Documented) and (text := ast.get_docstring(node)):
                 line = getattr(node, "lineno", 1)
-                found.append((node, Text(f"{path.relative_to(PACKAGE.parent)}:{line}", text)))
-    return found
+                yield node, Text(f"{path.relative_to(PACKAGE.parent)}:{line}", text)
 
 
 @cache
@@ -105,13 +108,18 @@ def is_property(node: Documented) -> bool:
     return bool(names & {"property", "cached_property", "setter", "computed_field"})
 
 
+def is_function(node: Documented) -> TypeGuard[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Return True for a function or method that is no property."""
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not is_property(node)
+
+
 def is_imperative(text: str) -> bool:
     """Return True if the first word may be a verb in the imperative."""
     word = first_word(text)
     return (
         bool(re.fullmatch(r"[A-Z][a-z]+", word))
         and word not in HEADLESS
-        and not word.endswith("s")
+        and not re.search("[^s]s$", word)
         and not NO_VERB.fullmatch(word)
     )
 
@@ -135,11 +143,7 @@ def test_no_phrase_reads_as_a_translation(room: str) -> None:
 
 @pytest.mark.parametrize("room", done())
 def test_docstrings_of_functions_are_imperative(room: str) -> None:
-    functions = [
-        text
-        for node, text in docstrings(room)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not is_property(node)
-    ]
+    functions = [text for node, text in docstrings(room) if is_function(node)]
     others = [text for text in functions if not is_imperative(text.text)]
     assert len(others) <= (1 - IMPERATIVE_SHARE) * len(functions), others
 
@@ -202,6 +206,14 @@ def test_no_text_of_the_tests_reads_as_a_translation(folder: str) -> None:
     texts = [text for text in texts_of_tests(folder) if text.text.strip()]
     assert [text for text in texts if first_word(text.text) in HEADLESS_TESTS] == []
     assert [text for text in texts if TEST_PHRASES.search(CODE.sub("", text.text))] == []
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_docstrings_of_helpers_and_fixtures_are_imperative(folder: str) -> None:
+    """Those of tests need not be: they give the reason or the story of a case whose name says what holds."""
+    paths = sorted((TESTS / folder).rglob("*.py"))
+    helpers = [text for node, text in docstrings_of(paths) if is_function(node) and not node.name.startswith("test_")]
+    assert [text for text in helpers if not is_imperative(text.text)] == []
 
 
 def test_undone_rooms_exist() -> None:

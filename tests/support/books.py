@@ -12,7 +12,7 @@ from tests.support.ledger import Ledger, ledger
 
 @pytest.fixture
 async def books(database: Database) -> AsyncGenerator[Ledger]:
-    """A database with one sink `s` for every type, owned by the relay `here`."""
+    """Yield a database with one sink `s` for every type, owned by the relay `here`."""
     async with ledger(database) as found:
         await found.register(("s", ["*"], "beginning"))
         await found.live("here", "s")

@@ -32,6 +32,6 @@ async def chromium() -> AsyncGenerator[Browser]:
 
 @pytest.fixture
 async def browser() -> AsyncGenerator[Browser]:
-    """A browser without a window."""
+    """Yield a browser without a window."""
     async with chromium() as opened:
         yield opened

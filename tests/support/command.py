@@ -48,7 +48,7 @@ def outbox_relay(*arguments: str | Path, stdin: bytes = b"", **environment: str)
 
 
 def inside(*arguments: str | Path, stdin: bytes = b"", **environment: str) -> Ended:
-    """The same in this process, which is much quicker; not inside an event loop."""
+    """Run the same in this process, which is much quicker; not inside an event loop."""
     out, err, read = io.StringIO(), io.StringIO(), io.TextIOWrapper(io.BytesIO(stdin))
     with (
         redirect_stdout(out),

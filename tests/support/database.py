@@ -39,11 +39,11 @@ class Database:
         return self.server.dsn(self.name, user, **options)
 
     def connect(self, *, user: str = SUPERUSER, autocommit: bool = False) -> psycopg.Connection[TupleRow]:
-        """A new connection, which the caller closes."""
+        """Return a new connection, which the caller closes."""
         return psycopg.connect(self.dsn_as(user, connect_timeout="10"), autocommit=autocommit)
 
     async def aconnect(self, *, user: str = SUPERUSER, autocommit: bool = False) -> psycopg.AsyncConnection[TupleRow]:
-        """A new asynchronous connection, which the caller closes."""
+        """Return a new asynchronous connection, which the caller closes."""
         dsn = self.dsn_as(user, connect_timeout="10")
         return await psycopg.AsyncConnection.connect(dsn, autocommit=autocommit)
 

@@ -28,7 +28,7 @@ def date_ago(days: int) -> str:
 
 
 def table_ago(days: int) -> str:
-    """The name of the partition of that day."""
+    """Return the name of the partition of that day."""
     return f"event_{date_ago(days).replace('-', '')}"
 
 
@@ -82,14 +82,14 @@ def retention(database: Database, *arguments: str, user: str | None = None) -> E
 
 
 def events_of(connection: Connection, table: str) -> int:
-    """The number of events in a partition."""
+    """Return the number of events in a partition."""
     found = connection.execute(sql.SQL("select count(*) from outbox.{}").format(sql.Identifier(table))).fetchone()
     assert found is not None
     return found[0]
 
 
 def one(connection: Connection, statement: str, *parameters: Any) -> Any:
-    """The only value of a statement."""
+    """Return the only value of a statement."""
     [(value,)] = connection.execute(statement.encode(), parameters or None).fetchall()
     return value
 

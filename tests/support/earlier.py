@@ -91,7 +91,7 @@ class Earlier:
         return Ended(done.returncode, done.stdout.decode(), done.stderr.decode())
 
     def is_what_runs(self) -> bool:
-        """Does Python, in that environment, import this package and no other?"""
+        """Return True if Python, in that environment, imports this package and no other."""
         module = VERSION_IN[self.version]
         command = [sys.executable, "-c", f"import {module} as m; print(m.__file__, m.SCHEMA_VERSION)"]
         done = subprocess.run(
@@ -101,7 +101,7 @@ class Earlier:
 
 
 def _archive(commit: str) -> bytes:
-    """The package and its schema as they were at `commit`."""
+    """Return an archive of the package and its schema at ``commit``."""
     done = subprocess.run(
         ["/usr/bin/env", "git", "-C", ROOT, "archive", "--format=tar", commit, *PARTS],
         stdin=subprocess.DEVNULL,

@@ -16,7 +16,7 @@ from tests.support.drivers import url
 
 @pytest.fixture
 def engine(database: Database) -> Generator[Engine]:
-    """A synchronous engine."""
+    """Yield a synchronous engine."""
     made = create_engine(url(database, "psycopg"))
     yield made
     made.dispose()
@@ -24,7 +24,7 @@ def engine(database: Database) -> Generator[Engine]:
 
 @asynccontextmanager
 async def engine_of(database: Database, driver: str, **options: Any) -> AsyncGenerator[AsyncEngine]:
-    """An asynchronous engine."""
+    """Yield an asynchronous engine."""
     made = create_async_engine(url(database, driver), **options)
     try:
         yield made

@@ -28,7 +28,7 @@ def erase(database: Database, *arguments: str, user: str | None = None) -> Ended
 
 
 async def aerase(database: Database, *arguments: str) -> Ended:
-    """The same inside an event loop."""
+    """Do the same inside an event loop."""
     return await asyncio.to_thread(erase, database, *arguments)
 
 

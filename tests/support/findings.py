@@ -20,7 +20,7 @@ async def findings(books: Ledger) -> dict[str, Finding]:
 
 @asynccontextmanager
 async def a_served_sink(database: Database) -> AsyncGenerator[Ledger]:
-    """A database with one live relay that owns the shards of sink s, all at the end of the log."""
+    """Yield a database with one live relay that owns the shards of sink s, all at the end of the log."""
     async with ledger(database) as found:
         await found.register(("s", ["test.*"], "beginning"))
         await found.live("relay-1", "s")

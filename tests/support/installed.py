@@ -7,7 +7,7 @@ import pytest
 
 
 def absent(what: str, *packages: str) -> NoReturn:
-    """`what` is not there: skips the test, or fails when the environment variable CI is "true"."""
+    """Skip the test because ``what`` is missing, or fail it if the environment variable CI is "true"."""
     missing(f"no {what}: apt-get install {' '.join(packages)}")
 
 

@@ -44,11 +44,11 @@ class Ledger:
         return self.generations[sink]
 
     async def tick(self) -> Tick:
-        """A tick taken now."""
+        """Return a tick that is taken now."""
         return (await self.store.tick()).tick
 
     async def live(self, name: str, *sinks: str, version: str = "1.2.3") -> None:
-        """This relay is alive under `name` and serves `sinks`."""
+        """Register this relay under ``name``, alive and serving ``sinks``."""
         await self.store.heartbeat(self.relay, name, version, sinks, 5.0)
 
     async def own(self, sink: str, most: int = SHARDS, lease_seconds: float = 60.0) -> list[int]:
@@ -58,7 +58,7 @@ class Ledger:
         return [c.shard for c in claimed]
 
     async def place(self, sink: str, position: Position, shards: Iterable[int] = ALL) -> None:
-        """Shards of `sink` stand at `position` from now on."""
+        """Set the shards of ``sink`` to ``position``."""
         epochs = self.epochs.get(sink, {})
         await self.store.settle(sink, self.relay, {s: (epochs.get(s, 0), position) for s in shards}, [], {})
 
@@ -76,13 +76,13 @@ class Ledger:
             return [emit(connection, key, type, **options) for key in keys]
 
     def row(self, event_id: int, state: str = "waiting", **values: Any) -> NewRow:
-        """A row to park, of an event of the log."""
+        """Return a row to park, of an event of the log."""
         if event_id not in self._shards:
             self._shards.update(self.query("select id, shard from outbox.event"))
         return NewRow(event_id, self._shards[event_id], state, values.pop("ordered", True), **values)
 
     def uid(self, event_id: int) -> str:
-        """An event's uid."""
+        """Return an event's uid."""
         [(uid,)] = self.query("select uid::text from outbox.event where id = %s", event_id)
         return uid
 
@@ -91,7 +91,7 @@ class Ledger:
         return query(self.database, text, *parameters)
 
     def do(self, text: str, *parameters: Any) -> None:
-        """A statement without rows, as superuser."""
+        """Execute a statement without rows, as superuser."""
         query(self.database, text, *parameters)
 
 
@@ -113,7 +113,7 @@ def emit(
 
 @asynccontextmanager
 async def ledger(database: Database) -> AsyncGenerator[Ledger]:
-    """A ledger of `database`, closed at the end."""
+    """Yield a ledger of ``database``, which is closed at the end."""
     store = Store(lambda: database.dsn, pooler=False, connections=2)
     await store.open()
     try:

@@ -63,7 +63,7 @@ class LimitsDatabase:
 
 @asynccontextmanager
 async def limited(limits: SinkLimits) -> AsyncGenerator[tuple[SharedLimits, LimitsDatabase, SinkLeases]]:
-    """The limits of a sink, kept inside the block."""
+    """Yield the limits of a sink, kept inside the block."""
     database, leases = LimitsDatabase(), SinkLeases("s", 1, limits)
     shared = SharedLimits(cast("Store", database), UUID(int=1), leases, LEASE_SECONDS, RecordedLog())
     keeping = asyncio.create_task(shared.run())

@@ -57,18 +57,18 @@ class MemorySink:
         self._resets = 0
 
     async def open(self) -> None:
-        """Nothing to open."""
+        """Do nothing: there is nothing to open."""
 
     async def close(self) -> None:
         """Forget what is under way; deliveries stay recorded."""
         await self.reset()
 
     async def check(self) -> str | None:
-        """Always there."""
+        """Do nothing: the destination is always there."""
         return None
 
     async def reset(self) -> None:
-        """Nothing of the calls under way is recorded any more."""
+        """Forget the open calls: nothing of them is recorded any more."""
         self._resets += 1
 
     async def deliver(self, batch: Sequence[StoredEvent], until: float, _attempt: int = 0, /) -> Sequence[Verdict]:

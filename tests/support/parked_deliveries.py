@@ -58,7 +58,7 @@ class CountingTasks(asyncio.TaskGroup):
 
 @asynccontextmanager
 async def ending_tasks(seconds: float = 5.0) -> AsyncGenerator[CountingTasks]:
-    """Tasks that have ``seconds`` to end."""
+    """End tasks after at most ``seconds``."""
     async with asyncio.timeout(seconds), CountingTasks() as tasks:
         yield tasks
 

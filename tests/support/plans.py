@@ -80,27 +80,27 @@ class Explained:
         self.texts.append(notice.message_primary or "")
 
     def run(self, statement: str, **parameters: Any) -> list[tuple[Any, ...]]:
-        """The rows of one of the product's statements; the plans inside it are kept."""
+        """Return the rows of one of the product's statements; the plans inside it are kept."""
         self.texts.clear()
         return self.connection.execute(statements()[statement], {"server": None, **parameters}).fetchall()
 
     def nodes(self, *, of: str) -> list[Node]:
-        """The nodes of the statement inside the function that has the text ``of``."""
+        """Return the nodes of the statement inside the function that has the text ``of``."""
         plans = [json.loads(text[text.index("{") :]) for text in self.texts if "plan:" in text]
         [plan] = [plan["Plan"] for plan in plans if of in plan["Query Text"]]
         return list(walk(plan))
 
     def relations(self) -> set[str]:
-        """Every table that any of the plans looked at, by name."""
+        """Return every table that any of the plans read, by name."""
         plans = [json.loads(text[text.index("{") :])["Plan"] for text in self.texts if "plan:" in text]
         return {node.relation for plan in plans for node in walk(plan) if node.relation}
 
     def scans(self, *tables: str, of: str) -> list[Node]:
-        """The scans of the tables whose names begin with ``tables``."""
+        """Return the scans of the tables whose names begin with ``tables``."""
         return [node for node in self.nodes(of=of) if node.relation.startswith(tables) and node.type != "ModifyTable"]
 
     def conditions(self, *, of: str) -> set[tuple[str, str]]:
-        """(index, condition) of every use of an index; an index of a partition counts as that of the log."""
+        """Return (index, condition) of every use of an index; an index of a partition counts as that of the log."""
         uses = [node for node in self.nodes(of=of) if node.index]
         return {(re.sub(r"^(event|past)_\w+?_(?=id_shard|xid)", "event_", use.index), use.condition) for use in uses}
 

@@ -68,18 +68,18 @@ class Queue:
 
 
 def job(name: str, **options: Any) -> outbox.Event:
-    """An event whose type is a name by which tests tell it from others."""
+    """Return an event whose type is a name by which tests tell it from others."""
     return outbox.Event(name, {}, **options)
 
 
 def names(claimed: Sequence[ClaimedRow]) -> list[str]:
-    """The names of claimed jobs, in the order in which they are to be delivered."""
+    """Return the names of claimed jobs, in the order in which they are to be delivered."""
     return [row.event.type for row in claimed]
 
 
 @asynccontextmanager
 async def queue(database: Database, sink: str = SINK) -> AsyncGenerator[Queue]:
-    """A registered sink that has parked nothing yet."""
+    """Yield a registered sink that has parked nothing yet."""
     async with ledger(database) as books:
         registered = await books.store.register_sinks([(sink, ["*"], "beginning")], await books.tick(), queued=[sink])
         books.generations.update(registered)

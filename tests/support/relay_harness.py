@@ -94,7 +94,7 @@ class CountingStore(Store):
 
 
 def spec(name: str, **changes: Any) -> SinkSpec:
-    """A sink that takes every event, with quick retries."""
+    """Return a sink that takes every event, with quick retries."""
     values: dict[str, Any] = {
         "patterns": ("*",),
         "types": None,
@@ -244,7 +244,7 @@ class RelayHarness:
         await auntil(fact, seconds=seconds, what="every shard is owned")
 
     async def stop(self, seconds: float = 20) -> None:
-        """SIGTERM: finish, settle, release, say good-bye."""
+        """Send SIGTERM, and wait until the relay has finished, settled, released and left."""
         await self.lease_manager.stop()
         self.stopping.set()
         if self.replays is not None:
@@ -287,7 +287,7 @@ def _broke(task: asyncio.Task[None]) -> BaseException | None:
 
 @asynccontextmanager
 async def running(dsn: str, *sinks: tuple[SinkSpec, Sink], **options: Any) -> AsyncGenerator[RelayHarness]:
-    """A harness that works inside the block and ends with it. A failure of the block says which parts died before."""
+    """Yield a harness that ends with the block. A failure of the block names the parts that ended."""
     harness = RelayHarness(dsn, list(sinks), **options)
     await harness.start()
     try:

@@ -151,7 +151,7 @@ class Pair:
         until(lambda: not self._states(), seconds=CATCH_UP_SECONDS, what="the standby has left")
 
     def volume(self) -> Volume:
-        """The file system of the primary."""
+        """Return the file system of the primary."""
         return self._volumes[self.primary]
 
     def set_synchronous(self, names: str) -> None:

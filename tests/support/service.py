@@ -104,7 +104,7 @@ class RelayService:
         return self.ask("/readyz")[0] == 200
 
     def ask(self, path: str) -> tuple[int, Any]:
-        """Status and JSON body of a GET; (0, None) when nothing listens."""
+        """Return status and JSON body of a GET, or (0, None) if nothing listens."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
         try:
             connection.request("GET", path)

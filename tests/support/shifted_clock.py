@@ -8,7 +8,7 @@ from tests.support.installed import absent
 
 
 def library() -> Path:
-    """The path of libfaketime; without it a test is skipped, and fails when the environment variable CI is "true"."""
+    """Return the path of libfaketime; without it skip the test, or fail it if the environment variable CI is "true"."""
     found = next(iter(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")), None)
     if found is None:
         absent("libfaketime", "faketime")
@@ -16,7 +16,7 @@ def library() -> Path:
 
 
 def shifted(seconds: int) -> dict[str, str]:
-    """The environment of a process whose wall clock is wrong, and whose monotonic clock is not."""
+    """Return the environment of a process whose wall clock is wrong, and whose monotonic clock is not."""
     return {
         "LD_PRELOAD": str(library()),
         "FAKETIME": f"{seconds:+d}s",

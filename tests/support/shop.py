@@ -69,12 +69,12 @@ class Writers:
             assert not thread.is_alive(), "a writer did not stop"
 
     def committed(self) -> dict[str, int]:
-        """key → number of events committed."""
+        """Return key → number of its committed events."""
         with psycopg.connect(self.dsn) as connection:
             return dict(connection.execute("select key, n from shop_count where n > 0").fetchall())
 
     def total(self) -> int:
-        """Events committed so far."""
+        """Return the number of events committed so far."""
         with psycopg.connect(self.dsn) as connection:
             row = connection.execute("select coalesce(sum(n), 0)::bigint from shop_count").fetchone()
             assert row is not None

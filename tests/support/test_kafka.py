@@ -56,7 +56,7 @@ def test_topic_settings_are_applied(real_kafka: KafkaBroker, topic: str) -> None
 
 @pytest.fixture(scope="module")
 def breakable() -> Generator[KafkaBroker]:
-    """A broker to break, which notices soon that it was dead, and makes no topics by itself.
+    """Yield a broker to break, which notices soon that it was dead, and makes no topics by itself.
 
     By default it says every two seconds that it lives, and would be taken for dead in between.
     """

@@ -26,7 +26,7 @@ os.kill(os.getpid(), 9)
 
 
 def is_running(pid: int) -> bool:
-    """A process that has ended but was not yet waited for does not run."""
+    """Return True if the process runs; one that has ended but was not yet waited for does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

@@ -23,7 +23,7 @@ from tests.support.wait import until
 
 
 def signed(uid: str, body: bytes, secret: str = SECRET) -> dict[str, str]:
-    """Headers as a sender makes them."""
+    """Return headers as a sender makes them."""
     now = datetime.now(UTC)
     signature = Webhook(secret).sign(uid, now, body.decode())
     return {"webhook-id": uid, "webhook-timestamp": str(int(now.timestamp())), "webhook-signature": signature}

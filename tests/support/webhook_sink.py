@@ -29,7 +29,7 @@ LOOPBACK_NETWORKS = ["127.0.0.0/8", "::1/128"]
 
 
 def settings(url: str, dsn: str = "postgresql://localhost/x", **changes: Any) -> Settings:
-    """The settings of a relay whose sink `crm` may address this machine, read from a file; `changes` as in the file."""
+    """Return the settings of a relay whose sink ``crm`` may address this machine, with ``changes`` as in the file."""
     return _load(dsn, {"crm": url}, changes)
 
 
@@ -51,7 +51,7 @@ def _load(dsn: str, urls: Mapping[str, str], changes: Mapping[str, Any]) -> Sett
 
 
 def toml(value: Any) -> str:
-    """`value` as TOML."""
+    """Return ``value`` as TOML."""
     if isinstance(value, dict):
         pairs = cast("dict[str, Any]", value)
         return "{" + ", ".join(f"{json.dumps(name)} = {toml(each)}" for name, each in pairs.items()) + "}"
@@ -61,14 +61,14 @@ def toml(value: Any) -> str:
 
 
 def a_sink(url: str, **changes: Any) -> Sink:
-    """A sink for `url`, not open."""
+    """Return a sink for ``url``, not open."""
     read = settings(url, **changes)
     return Webhooks(read, OwnAddresses(read)).make("crm")
 
 
 @asynccontextmanager
 async def many(urls: Sequence[str], **changes: Any) -> AsyncGenerator[list[Sink]]:
-    """An open sink for each URL, all of one relay."""
+    """Yield an open sink for each URL, all of one relay."""
     named = {f"s{n}": url for n, url in enumerate(urls)}
     read = _load("postgresql://localhost/x", named, changes)
     webhooks = Webhooks(read, OwnAddresses(read))
@@ -84,7 +84,7 @@ async def many(urls: Sequence[str], **changes: Any) -> AsyncGenerator[list[Sink]
 
 @asynccontextmanager
 async def sending(url: str, **changes: Any) -> AsyncGenerator[Sink]:
-    """An open sink for `url`."""
+    """Yield an open sink for ``url``."""
     sink = a_sink(url, **changes)
     await sink.open()
     try:
@@ -108,6 +108,6 @@ async def outcome(url: str, event: StoredEvent | None = None, **changes: Any) ->
 
 
 def code(found: Verdict) -> str:
-    """The word for what happened; empty for a delivery."""
+    """Return the word for the outcome; empty for a delivery."""
     attempt = getattr(found, "attempt", None)
     return attempt.code if attempt else ""

@@ -22,17 +22,17 @@ KILL = Strike("sigkill", 10.0, 10.0)
 
 
 def uid(key: int, number: int) -> bytes:
-    """Of each event its own."""
+    """Return the uid of an event."""
     return bytes([1, *key.to_bytes(7), *number.to_bytes(8)])
 
 
 def came(number: int, at: float, key: int = 1, emitted: float | None = None) -> Arrival:
-    """An event that was emitted a little before it arrived."""
+    """Return an event that was emitted shortly before it arrived."""
     return Arrival(key, number, uid(key, number), at - 0.1 if emitted is None else emitted, at)
 
 
 def committed(count: int = 3, keys: int = 1) -> Committed:
-    """Events 1 to `count` of keys 1 to `keys`."""
+    """Return events 1 to ``count`` of keys 1 to ``keys``."""
     found = Committed()
     for key in range(1, keys + 1):
         for number in range(1, count + 1):
@@ -241,17 +241,17 @@ def test_faults_that_follow_each_other_explain_what_the_first_kept_from_being_se
 
 
 def name(key: int, number: int) -> str:
-    """An event's uid as writers write it down."""
+    """Return an event's uid as writers write it down."""
     return str(UUID(bytes=uid(key, number)))
 
 
 def logged(key: int, number: int, uid: bytes) -> Logged:
-    """An event of the database's log."""
+    """Return an event of the database's log."""
     return Logged(key, number, uid, 0, None)
 
 
 def ignore(_event: Logged) -> None:
-    """Nothing is judged by it here."""
+    """Do nothing: nothing is judged by it here."""
 
 
 def expected_file(path: Path) -> Path:
@@ -313,14 +313,14 @@ def test_gaps_are_found_and_nothing_of_them_is_due() -> None:
 
 
 def other(number: int, era: int = 1) -> bytes:
-    """The uid of an event of key 1 that has the number of one that was taken back."""
+    """Return the uid of an event of key 1 that has the number of one that was taken back."""
     return bytes([1 + era, *uid(1, number)[1:]])
 
 
 def restored(
     kept: int, *lost: bytes, dumped: float = 20.0, rebased: float = 40.0, unsettled: Sequence[bytes] = ()
 ) -> Restored:
-    """A restore of key 1 to its first `kept` events; `lost` are the uids of those behind them."""
+    """Return a restore of key 1 to its first ``kept`` events; ``lost`` are the uids of those after them."""
     events = [logged(1, number, uid) for number, uid in enumerate(lost, kept + 1)]
     return Restored(dumped, rebased, {1: kept}, events, {"kafka": frozenset(unsettled)})
 
@@ -330,7 +330,7 @@ RESTORED = restored(2, uid(1, 3), uid(1, 4), unsettled=[uid(1, 2)])
 
 
 def after_restore(*restores: Restored) -> Committed:
-    """Events 1 and 2, those that were lost, and those that have the numbers of these now."""
+    """Return events 1 and 2, those that were lost, and those that have the numbers of these now."""
     found = Committed(restores)
     for place, one in enumerate(restores):
         for event in one.lost:
@@ -341,7 +341,7 @@ def after_restore(*restores: Restored) -> Committed:
 
 
 def arrived(name: bytes, at: float, emitted: float | None = None) -> Arrival:
-    """An event of key 1."""
+    """Return an event of key 1."""
     return Arrival(1, int.from_bytes(name[8:]), name, at - 0.1 if emitted is None else emitted, at)
 
 

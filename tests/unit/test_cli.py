@@ -50,7 +50,7 @@ topic = "shop"
 
 
 def toml(directory: Path, text: str) -> Path:
-    """A configuration."""
+    """Return a configuration."""
     file = directory / "relay.toml"
     file.write_text(text)
     return file
@@ -433,7 +433,7 @@ def test_an_output_that_takes_nothing_is_no_traceback(to: str, code: int, said: 
 
 @contextmanager
 def listening(answer: Callable[[BaseHTTPRequestHandler], None]) -> Generator[int]:
-    """A server on the loopback address; yields its port."""
+    """Run a server on the loopback address and yield its port."""
 
     class Handler(BaseHTTPRequestHandler):
         do_GET = answer  # noqa: N815 - http.server's name
@@ -452,7 +452,7 @@ def listening(answer: Callable[[BaseHTTPRequestHandler], None]) -> Generator[int
 
 
 def saying(status: int, body: bytes) -> Callable[[BaseHTTPRequestHandler], None]:
-    """Answers GET /readyz like this, and any other path with 404."""
+    """Return a handler that answers GET /readyz like this, and any other path with 404."""
 
     def answer(request: BaseHTTPRequestHandler) -> None:
         request.send_response(status if request.path == "/readyz" else 404)

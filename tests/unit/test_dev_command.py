@@ -20,7 +20,7 @@ ANY_PORTS = ("--postgres-port", "0", "--kafka-port", "0")
 
 @pytest.fixture
 def place() -> Generator[Path]:
-    """A directory that the account of PostgreSQL can enter."""
+    """Yield a directory that the account of PostgreSQL can enter."""
     with reachable() as place:
         yield place / "data"
 

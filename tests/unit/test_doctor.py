@@ -148,7 +148,7 @@ GIB = 1 << 30
 
 
 def held(gibs: Sequence[float], first: int = 1) -> list[dict[str, Any]]:
-    """Days of October in a row, of these sizes."""
+    """Return consecutive days of October, of these sizes."""
     return [
         {"day": f"2026-10-{first + n:02}", "bytes": size * GIB, "emptied": None} | DUE_NOT
         for n, size in enumerate(gibs)

@@ -15,7 +15,7 @@ from outbox_relay.workbench.embedded.process import ProcessFailed
 
 @pytest.fixture
 def barred(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No account may run a program in place."""
+    """Forbid every account to run a program in place."""
 
     def can_run(_account: Account, *_command: str | Path) -> bool:
         return False

@@ -28,7 +28,7 @@ HALF = b"GET /livez HTTP/1.1\r\nhost: x\r\nx-a: "
 async def listening(
     ready: bool = True, metrics: Metrics | None = None, log: RecordedLog | None = None
 ) -> AsyncGenerator[int]:
-    """A listener on a free port; the port."""
+    """Yield a listener on a free port, and the port."""
     listener = Health(("127.0.0.1", 0), lambda: (ready, {"sinks": {}}), metrics, log or RecordedLog())
     _, port = await listener.start()
     try:
@@ -56,12 +56,12 @@ async def ended(reader: asyncio.StreamReader) -> bool:
 
 
 def open_files() -> int:
-    """The number of open files of this process."""
+    """Return the number of open files of this process."""
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def status(answer: bytes) -> int:
-    """The status of an answer."""
+    """Return the status of an answer."""
     return int(answer.split(b" ", 2)[1])
 
 

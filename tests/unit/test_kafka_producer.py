@@ -21,7 +21,7 @@ NOT_HEADERS = f'["{SECRET}"]'
 
 
 def a_call(*events: StoredEvent, holds: bool = False) -> DeliverCall:
-    """A call that nothing of is handed over yet."""
+    """Return a call of which nothing is handed over yet."""
     return DeliverCall(
         1,
         events,

@@ -73,7 +73,7 @@ class Pipe:
 
 @pytest.fixture
 def pipe() -> Iterator[Pipe]:
-    """A pipe whose writer is ended."""
+    """Yield a pipe whose writer is ended."""
     made = Pipe()
     yield made
     made.close()

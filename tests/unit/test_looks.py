@@ -51,7 +51,7 @@ class Looked:
         self.given_up += 1
 
     async def arm(self, *, to_look: bool) -> None:
-        """Its server has no mark."""
+        """Do nothing: the server of the test has no mark."""
 
     async def tick(self) -> TickResult:
         self.ticks += 1

@@ -45,7 +45,7 @@ class Answers:
         return owned
 
     async def claim_shards(self, *_: object, **_given: object) -> list[Claimed]:
-        """All that are free."""
+        """Claim all free shards."""
         owned = {claimed.shard for claimed in self.owned}
         self.epoch += 1
         claimed = [Claimed(shard, self.epoch, 0) for shard in range(SHARDS) if shard not in owned]

@@ -206,7 +206,7 @@ async def test_a_plugin_that_blocks_its_thread_delays_no_other_part_and_fails_th
 
 
 def sink_thread_is_busy(sink: PluginSink) -> bool:
-    """Is one of the calls of the sink executed at this moment?"""
+    """Return True if one of the calls of the sink is being executed."""
     calls: Any = sink.__dict__["_calls"]
     return any(call.runs_now for call in calls)
 

@@ -29,7 +29,7 @@ NOWHERE = Position(Tick(0, "3:3:", 3), Tick(10**9, "9:9:", 9), 0)
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No pauses between tries."""
+    """Make tries follow each other without pauses."""
     monkeypatch.setattr("outbox_relay.relay.portions.FIRST_PAUSE_SECONDS", 0.0)
 
 

@@ -30,7 +30,7 @@ class Rows:
 
 
 def a_limit(store: Rows, rows_max: int, held: int = 64) -> QueueLimit:
-    """The limit of a sink of whose shards ``held`` are owned."""
+    """Return the limit of a sink of whose shards ``held`` are owned."""
     leases = SinkLeases("s", 1)
     leases.grant(dict.fromkeys(range(held), Lease(1, lease_clock() + 60, 0)))
     spec = SinkSpec("s", ("*",), None, claim="rows", ordered=False, rows_max=rows_max)

@@ -52,7 +52,7 @@ class File:
 
 @asynccontextmanager
 async def running(file: File, lines: Lines, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[ReloadLoop[str]]:
-    """Reloads of a file, with short pauses."""
+    """Run reloads of a file, with short pauses."""
     monkeypatch.setattr(reload_loop, "PAUSE_SECONDS", 0.001)
     monkeypatch.setattr(reload_loop, "PAUSE_MAX_SECONDS", 0.01)
     reloads = ReloadLoop(file.read, file.adopt, lines)

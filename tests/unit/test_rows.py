@@ -39,7 +39,7 @@ ANSWER = CallResult([DELIVERED], 0.1)
 
 
 def park(*_: object, **__: object) -> int:
-    """The number of the first settlement."""
+    """Return the number of the first settlement."""
     return 1
 
 
@@ -552,7 +552,7 @@ async def test_row_is_not_blamed_for_a_lock_or_for_want_of_a_connection(monkeypa
 
 
 async def _read(fault: str | None, *answers: Any) -> StoredEvent:
-    """The event of a row with ``fault`` once its payload was read; every answer is asked for."""
+    """Return the event of a row with ``fault`` after its payload was read; every answer is asked for."""
     parked, reads = _parked(), Payload(*answers)
     parked.store.row_payload = reads
     row = ClaimedRow(an_event(payload=b"")._replace(fault=fault), True, 0, 1, uuid4())

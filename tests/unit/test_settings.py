@@ -21,14 +21,14 @@ from tests.support.settings_file import DSN, ED25519, FILE, KEY, OTHER, SECRET, 
 
 
 def kafka(settings: Settings, name: str = "events") -> KafkaSettings:
-    """The Kafka sink of that name."""
+    """Return the Kafka sink of that name."""
     sink = settings.sinks[name]
     assert isinstance(sink, KafkaSettings)
     return sink
 
 
 def webhook(settings: Settings, name: str = "crm") -> WebhookSettings:
-    """The webhook sink of that name."""
+    """Return the webhook sink of that name."""
     sink = settings.sinks[name]
     assert isinstance(sink, WebhookSettings)
     return sink
@@ -337,7 +337,7 @@ class TestHeaders:
     FILE = FILE.replace("allow_networks", "headers = HEADERS\nallow_networks")
 
     def sink(self, tmp_path: Path, headers: str) -> WebhookSettings:
-        """A sink with these headers."""
+        """Return a sink with these headers."""
         return webhook(load_text(tmp_path, self.FILE.replace("HEADERS", headers)))
 
     def test_values_are_text_variables_or_files_and_read_at_each_call(self, tmp_path: Path) -> None:

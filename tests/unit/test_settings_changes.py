@@ -15,7 +15,7 @@ from tests.support.settings_file import FILE, OTHER, SECRET, load_text
 
 
 def changed(tmp_path: Path, *replaced: tuple[str, str]) -> tuple[Settings, Settings]:
-    """The settings of the file, and those of the same file after replacements, the first of each text."""
+    """Return the settings of the file, and those after replacements, the first of each text."""
     text = FILE
     for old, new in replaced:
         assert old in text

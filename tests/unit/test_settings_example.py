@@ -42,7 +42,7 @@ NO_DEFAULT = {
 
 
 def example() -> list[tuple[str, str]]:
-    """The lines of the example, each with the header that it stands under."""
+    """Return the lines of the example, each with its header."""
     found: list[tuple[str, str]] = []
     section = ""
     for line in EXAMPLE.read_text(encoding="utf-8").splitlines():
@@ -58,7 +58,7 @@ def commented() -> list[tuple[str, str]]:
 
 
 def uncommented(section: str, name: str) -> str:
-    """The example with one commented setting made active, and without what excludes it."""
+    """Return the example with one commented setting made active, and without those that exclude it."""
     lines: list[str] = []
     opened = False
     for at, line in example():
@@ -78,7 +78,7 @@ def uncommented(section: str, name: str) -> str:
 
 
 def wanted() -> list[str]:
-    """Every setting of the models by header and name; sinks as they are named in the example."""
+    """Return every setting of the models by header and name; sinks as they are named in the example."""
 
     def walk(at: str, model: type[BaseModel]) -> list[str]:
         found: list[str] = []
@@ -145,7 +145,7 @@ def test_commented_value_is_the_default(tmp_path: Path, section: str, name: str)
 
 
 def snippets(language: str) -> list[str]:
-    """The code blocks of the page in one language."""
+    """Return the code blocks of the page in one language."""
     return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 
 

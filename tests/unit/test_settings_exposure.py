@@ -16,7 +16,7 @@ CANARY = "hunter2canary"
 
 
 def warned(directory: Path, text: str, environ: dict[str, str] | None = None, mode: int = 0o600) -> list[str]:
-    """The warnings about a file with this text, without its directory."""
+    """Return the warnings about a file with this text, without its directory."""
     path = directory / "relay.toml"
     path.write_text(text)
     path.chmod(mode)
@@ -26,17 +26,17 @@ def warned(directory: Path, text: str, environ: dict[str, str] | None = None, mo
 
 
 def kafka(producer: str, more: str = "") -> str:
-    """A file with one sink for Kafka."""
+    """Return a file with one sink for Kafka."""
     return f'[sinks.events]\ntype = "kafka"\ntopic = "shop"\n{more}\n[sinks.events.producer]\n{producer}\n'
 
 
 def registry(lines: str) -> str:
-    """A file with one sink with a schema registry."""
+    """Return a file with one sink with a schema registry."""
     return kafka('"bootstrap.servers" = "localhost"') + f'[sinks.events.registry]\nformat = "avro"\n{lines}\n'
 
 
 def webhook(lines: str) -> str:
-    """A file with one webhook."""
+    """Return a file with one webhook."""
     return f'[sinks.crm]\ntype = "webhook"\n{lines}\n'
 
 

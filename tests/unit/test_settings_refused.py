@@ -45,7 +45,7 @@ attempts = 12
 
 
 def refusal(tmp_path: Path, text: str, environ: dict[str, str] | None = None, dsn: str | None = None) -> list[str]:
-    """The lines in which a file with this text is refused, without the directory."""
+    """Return the lines in which a file with this text is refused, without the directory."""
     path = tmp_path / "relay.toml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigurationError) as refused:
@@ -56,13 +56,13 @@ def refusal(tmp_path: Path, text: str, environ: dict[str, str] | None = None, ds
 
 
 def changed(old: str, new: str) -> str:
-    """The file with one part replaced."""
+    """Return the file with one part replaced."""
     assert FILE.count(old) == 1
     return FILE.replace(old, new)
 
 
 def line_of(text: str, part: str) -> int:
-    """The first line of ``text`` that holds ``part``."""
+    """Return the first line of ``text`` that contains ``part``."""
     return next(n for n, line in enumerate(text.splitlines(), 1) if part in line)
 
 
@@ -635,7 +635,7 @@ def test_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 def places() -> list[tuple[str, ...]]:
-    """Every setting and table of the models, sinks by the names that they have in the file."""
+    """Return every setting and table of the models, sinks by the names that they have in the file."""
     found: list[tuple[str, ...]] = []
 
     def walk(at: tuple[str, ...], model: type[BaseModel]) -> None:

@@ -29,13 +29,13 @@ TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def snippets(language: str) -> list[str]:
-    """The code blocks of the page in one language, without their indentation."""
+    """Return the code blocks of the page in one language, without their indentation."""
     found = re.findall(rf"^( *)```{language}\n(.*?)^ *```", PAGE, re.DOTALL | re.MULTILINE)
     return ["\n".join(line.removeprefix(indent) for line in text.splitlines()) for indent, text in found]
 
 
 def made(now: float, *secrets: str) -> Request:
-    """The request of the page's example, at another time."""
+    """Return the request of the page's example, at another time."""
     event = StoredEvent(
         *(1, 0, "019a0000-0000-7000-8000-000000000001", "order.created", "order-1", b'{"id": 1}', "application/json"),
         *(f'{{"traceparent": "{TRACE}"}}', None, datetime(2026, 1, 1, tzinfo=UTC)),
@@ -98,7 +98,7 @@ def test_file_of_secrets_of_the_page_can_be_read(tmp_path: Path) -> None:
 
 
 def rows(heading: str) -> list[list[str]]:
-    """The cells of the table under a heading, without its head."""
+    """Return the cells of the table under a heading, without its head."""
     section = PAGE.split(f"## {heading}\n")[1].split("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]

@@ -74,7 +74,7 @@ def test_addresses_of_ipv6_outside_the_global_range_are_not_dialled(address: str
 
 
 def inside(form: str, address: str) -> str:
-    """``address``, of IPv4, in one of IPv6."""
+    """Return ``address``, of IPv4, in one of IPv6."""
     whole = int(ip_address(address))
     high, low4 = f"{whole >> 16:x}", f"{whole & 0xFFFF:x}"
     return form.format(v4=address, high=high, low4=low4, mid=f"{whole >> 8 & 0xFF:x}", low=f"{whole & 0xFF:x}")

@@ -32,7 +32,7 @@ client_key = "{directory}/{key}"
 
 
 def settings(directory: Path, url: str, key: str = "key.pem", names: tuple[str, ...] = ("a", "b")) -> Settings:
-    """Sinks that share their files, which are there."""
+    """Return sinks that share their files, which exist."""
     path = directory / "relay.toml"
     path.write_text("".join(SINK.format(name=name, url=url, directory=directory, key=key) for name in names))
     return load(path, {})

@@ -31,7 +31,7 @@ allow_networks = ["127.0.0.0/8", "::1", "10.0.0.0/8"]
 
 
 def written(tmp_path: Path, url: str, dsn: str = "host=db.internal", listen: str = "127.0.0.1:8080") -> Path:
-    """A file with these settings."""
+    """Write a file with these settings and return its path."""
     path = tmp_path / "relay.toml"
     path.write_text(FILE.format(url=url, dsn=dsn, listen=listen, secret=SECRET))
     return path

@@ -27,7 +27,7 @@ SIGNED = Credentials([parse_key(SECRET)])
 
 
 def an_event(**changes: Any) -> StoredEvent:
-    """An event of the log."""
+    """Return an event of the log."""
     uid = "019a0000-0000-7000-8000-000000000001"
     at = datetime(2026, 3, 1, 12, tzinfo=UTC)
     event = StoredEvent(1, 0, uid, "order.created", "order-1", b'{"id": 1}', "application/json", None, None, at)
@@ -37,14 +37,14 @@ def an_event(**changes: Any) -> StoredEvent:
 def made(
     event: StoredEvent, form: RequestFormat | None = None, credentials: Credentials = SIGNED, attempt: int = 1
 ) -> Request:
-    """The request for an event."""
+    """Return the request for an event."""
     return make_request(event, form or RequestFormat(), credentials, attempt=attempt, now=NOW)
 
 
 def headers_of(
     event: StoredEvent, form: RequestFormat | None = None, credentials: Credentials = SIGNED
 ) -> dict[str, str]:
-    """The headers of the request for an event, none of them twice."""
+    """Return the headers of the request for an event, none of them twice."""
     headers = made(event, form, credentials).headers
     assert len({name.lower() for name, _ in headers}) == len(headers)
     return dict(headers)

@@ -19,17 +19,17 @@ STEPS = (("dns", 0.01), ("first_byte", 0.2))
 
 
 def text(prefix: bytes) -> str | None:
-    """The beginning of a body as these tests keep it."""
+    """Return the beginning of a body as these tests keep it."""
     return prefix.decode() or None
 
 
 def judged(outcome: Response | NoResponse, policy: ResponsePolicy | None = None) -> Verdict:
-    """The verdict of an outcome."""
+    """Return the verdict of an outcome."""
     return verdict(outcome, policy or ResponsePolicy(), text, NOW)
 
 
 def answered(status: int, headers: Mapping[str, str] | None = None, policy: ResponsePolicy | None = None) -> Verdict:
-    """The verdict of an answer with a body."""
+    """Return the verdict of an answer with a body."""
     return judged(Response(status, headers or {}, b"sorry", 0.5, STEPS), policy)
 
 

@@ -39,13 +39,13 @@ CREDENTIALS = Credentials([parse_key(SECRET)])
 
 
 def an_event(payload: bytes = b'{"id": 1}', headers: str | None = None) -> StoredEvent:
-    """An event of the log."""
+    """Return an event of the log."""
     uid = "019a0000-0000-7000-8000-000000000001"
     return StoredEvent(1, 0, uid, "order.created", "k", payload, "application/json", headers, None, datetime.now(UTC))
 
 
 def soon() -> float:
-    """A deadline that nothing meets."""
+    """Return a deadline that nothing meets."""
     return time.monotonic() + 60
 
 
@@ -56,12 +56,12 @@ def receiver() -> Generator[Receiver]:
 
 
 def sink_to(url: str, credentials: Credentials = CREDENTIALS, policy: ResponsePolicy | None = None) -> WebhookSink:
-    """A sink that may go to the loopback address."""
+    """Return a sink that may connect to the loopback address."""
     return WebhookSink("crm", Endpoint(url, lambda _: None), credentials, policy=policy, timeout_seconds=5)
 
 
 async def delivered(sink: WebhookSink, event: StoredEvent | None = None, *, attempt: int = 0) -> Verdict:
-    """The verdict of one event, from a sink that is open for it alone."""
+    """Return the verdict of one event, from a sink that is open for it alone."""
     await sink.open()
     try:
         [verdict] = await sink.deliver([event or an_event()], soon(), attempt)
@@ -197,7 +197,7 @@ async def test_refused_connections_are_the_destinations_trouble() -> None:
 
 
 def echo(request: Request) -> Behaviour:
-    """An answer that repeats every header, as frameworks in debug mode do."""
+    """Return a behaviour that answers with every header of the request, as frameworks in debug mode do."""
     return say(500, body=json.dumps({"got": request.headers, "path": request.target}).encode())
 
 
@@ -216,7 +216,7 @@ async def test_an_answer_that_repeats_our_headers_shows_no_secret(receiver: Rece
 
 
 def in_lower_case(text: str) -> str:
-    """`text` percent-encoded as some frameworks do it."""
+    """Return ``text`` percent-encoded as some frameworks do it."""
     return re.sub("%..", lambda found: found[0].lower(), quote(text))
 
 
@@ -328,7 +328,7 @@ class TestCheck:
 
 @contextmanager
 def shaking_hands(context: ssl.SSLContext) -> Generator[int]:
-    """A port that shakes hands and says nothing more; unlike the receiver it sends its alert before it closes."""
+    """Yield a port that completes handshakes and then is silent; unlike the receiver it sends its alert at the end."""
     with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as thread:
 
         def accept() -> None:

@@ -13,13 +13,13 @@ from tests.support.receiver.certificates import Authority
 
 @pytest.fixture(scope="session")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """The tests' own certificate authority."""
+    """Return the tests' own certificate authority."""
     return Authority(tmp_path_factory.mktemp("authority"))
 
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> Generator[Names]:
-    """Names under `.test` that resolve to what the test says."""
+    """Yield names under `.test` that resolve to what the test says."""
     names = Names(socket.getaddrinfo)
     monkeypatch.setattr(socket, "getaddrinfo", names)
     yield names

@@ -65,14 +65,14 @@ def echo(request: Request) -> bytes:
 
 
 async def headers_alone(request: Request, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """A failure that repeats everything but the payload: this answer is kept, without what must not be seen."""
+    """Answer 500 and repeat everything but the payload: this answer is kept, without its secrets."""
     body = b"I got: " + echo(request).removesuffix(request.body).strip()
     writer.write(head(500, [("content-length", str(len(body)))]) + body)
     await writer.drain()
 
 
 def echoing(status: int) -> Behaviour:
-    """An answer that repeats the request in its body, its headers and its reason phrase."""
+    """Return a behaviour that answers with the request in the body, the headers and the reason phrase."""
 
     async def behave(request: Request, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         body = echo(request)
@@ -87,7 +87,7 @@ def echoing(status: int) -> Behaviour:
 
 
 async def nonsense(request: Request, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """No HTTP, but the request once more."""
+    """Answer without HTTP, with the request once more."""
     writer.write(echo(request) + b"\r\n\r\n")
     await writer.drain()
     writer.close()
@@ -108,7 +108,7 @@ class Text(NamedTuple):
 
 
 def tables(dsn: str) -> Iterator[Text]:
-    """Every column of schema outbox that holds text, and what JSON there is."""
+    """Yield every column of schema outbox that holds text or JSON."""
     with psycopg.connect(dsn) as connection:
         columns = connection.execute(
             "select c.table_name, c.column_name from information_schema.columns c"
@@ -127,7 +127,7 @@ def tables(dsn: str) -> Iterator[Text]:
 
 
 def everything(relay: RelayService, dsn: str, uids: list[str]) -> Iterator[Text]:
-    """All that can be read of a relay."""
+    """Yield all that can be read of a relay."""
     yield Text("log", relay.log.read_text())
     for arguments in (
         ("status",),

@@ -91,7 +91,7 @@ async def test_a_name_with_one_inner_address_among_others_is_not_dialled_at_all(
 
 @contextlib.contextmanager
 def two_sides() -> Generator[tuple[Receiver, Receiver]]:
-    """Two receivers on one port: on an address that is listed, and on one that is not."""
+    """Yield two receivers on one port: on an address that is listed, and on one that is not."""
     with Receiver(stale) as listed, Receiver(host="127.0.0.2", port=listed.port) as inner:
         yield listed, inner
 

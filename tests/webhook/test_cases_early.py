@@ -32,7 +32,7 @@ def readable(made: asyncio.BaseTransport) -> bool:
 
 @pytest.fixture
 def connections(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.BaseTransport]:
-    """The connections that the sink has made, in order."""
+    """Return the connections that the sink has made, in order."""
     made: list[asyncio.BaseTransport] = []
     real = HttpConnection.connection_made
 

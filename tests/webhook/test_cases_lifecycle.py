@@ -82,7 +82,7 @@ async def test_case_63_one_hung_endpoint_of_a_hundred_holds_nobody_up() -> None:
 
 
 def open_files() -> int:
-    """Files and sockets of this process."""
+    """Return the number of files and sockets of this process."""
     return len(list(Path("/proc/self/fd").iterdir()))
 
 

@@ -243,7 +243,7 @@ def _dislikes(body: bytes, answer: Behaviour) -> Callable[[Request], Behaviour]:
 
 
 def assert_in_order(receiver: Receiver) -> None:
-    """Of each key (the number modulo 3) the numbers came in order, repetitions aside."""
+    """Assert that the numbers of each key (the number modulo 3) came in order, without repetitions."""
     numbers = list(dict.fromkeys(json.loads(request.body)["n"] for request in receiver.requests))
     for key in range(3):
         of_key = [n for n in numbers if n % 3 == key]
@@ -297,7 +297,7 @@ async def test_a_clock_that_jumps_changes_no_deadline_and_no_signature(
 
 
 def assert_signed(request: Request, secret: str) -> None:
-    """One of its signatures is that of its id, its time and its body with this secret."""
+    """Assert that one of its signatures is that of its id, its time and its body with this secret."""
     from standardwebhooks import Webhook
 
     stamp = datetime.fromtimestamp(int(request.header("webhook-timestamp") or 0), UTC)

@@ -22,7 +22,7 @@ def rows() -> dict[int, str]:
 
 @cache
 def functions(path: Path) -> frozenset[str]:
-    """The functions of a module."""
+    """Return the functions of a module."""
     tree = ast.parse(path.read_text())
     return frozenset(node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 

@@ -42,7 +42,7 @@ one_each = then(say(200, ("connection", "close")), close)
 
 
 def only_first(address: str) -> str | None:
-    """Of this machine's addresses one may be dialled."""
+    """Refuse every address but that of this machine."""
     return None if address == LOOPBACK else "another"
 
 

@@ -34,7 +34,7 @@ from tests.support.webhook_client import (
 
 
 def on_turn(turn: int, then_do: Behaviour, otherwise: Behaviour) -> Behaviour:
-    """`then_do` for request number `turn` of each connection."""
+    """Return a behaviour that does ``then_do`` for request number ``turn`` of each connection, else ``otherwise``."""
 
     async def behave(request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await (then_do if request.turn == turn else otherwise)(request, reader, writer)
@@ -210,7 +210,7 @@ async def test_a_connection_whose_request_is_not_all_sent_is_not_used_again() ->
 
 
 async def cancelled_soon(client: HttpClient, noise: random.Random) -> None:
-    """A request that is cancelled at some point of its way."""
+    """Cancel a request at some point of its way."""
     sent = asyncio.ensure_future(post(client))
     await asyncio.sleep(noise.choice((0, 0, 0.0005, 0.001, 0.002, 0.005)))
     sent.cancel()

@@ -82,7 +82,7 @@ def read_all(bootstrap: str, topic: str, *, seconds: float = 30) -> list[Record]
 
 @contextlib.contextmanager
 def _assigned(bootstrap: str, topic: str, deadline: float) -> Generator[Consumer]:
-    """A consumer that holds all partitions of a topic, from their start."""
+    """Yield a consumer that has all partitions of a topic, from their start."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "tests", "enable.auto.commit": False})
     try:
         partitions = until(

@@ -68,7 +68,7 @@ def fetch() -> Path:
 
 
 def _unpacked(major: int) -> Path:
-    """The directory of one version, unpacked in one step beside its archive."""
+    """Return the directory of one version, unpacked in one step next to its archive."""
     archives = fetch()
     place = archives / str(major)
     with (archives / "lock").open("wb") as lock:
@@ -99,7 +99,7 @@ def _reachable(place: Path) -> Path:
 
 
 def _passing(account: Account) -> Path:
-    """A directory that goes when the tests end."""
+    """Return a directory that is removed when the tests end."""
     place = account.new_directory("outbox-programs-")
     atexit.register(shutil.rmtree, place, ignore_errors=True)
     return place

@@ -19,7 +19,7 @@ FLUSH_SECONDS = 0.05
 
 
 def answering(log: TextIO, fault_modes: FaultModes | None, delay_seconds: float, receiver: Receiver) -> Behaviour:
-    """A behaviour that writes a line for each request, before its answer, and keeps no request in memory."""
+    """Return a behaviour that writes a line for each request, before its answer, and keeps no request in memory."""
 
     def choose(request: Request) -> Behaviour:
         answer, behaviour = fault_modes.decide(request) if fault_modes else ("200", say(200))

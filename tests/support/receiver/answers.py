@@ -20,7 +20,7 @@ Headers = Iterable[tuple[str, str]]
 
 
 def head(status: int, headers: Headers = (), reason: str | None = None) -> bytes:
-    """A status line and headers with the empty line behind them."""
+    """Return a status line and headers with the empty line after them."""
     phrase = reason if reason is not None else _phrase(status)
     lines = [f"HTTP/1.1 {status} {phrase}", *(f"{name}: {value}" for name, value in headers)]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
@@ -47,12 +47,12 @@ def raw(*pieces: bytes, close: bool = False) -> Behaviour:
 
 
 def say(status: int, *headers: tuple[str, str], body: bytes = b"") -> Behaviour:
-    """A complete answer with its length; the connection stays open."""
+    """Return a behaviour that sends a complete answer with its length; the connection stays open."""
     return raw(head(status, (*headers, ("content-length", str(len(body))))) + body)
 
 
 def after(seconds: float, then: Behaviour) -> Behaviour:
-    """`then`, so much later."""
+    """Return a behaviour that does ``then`` after that time."""
 
     async def behave(request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(seconds)

@@ -25,11 +25,11 @@ class Authority:
         self._directory = directory
 
     def good(self, *names: str) -> ssl.SSLContext:
-        """A certificate for the loopback address and `receiver.test`, or for `names`."""
+        """Return a certificate for the loopback address and ``receiver.test``, or for ``names``."""
         return _context(self._ca.issue_cert(*(names or (LOOPBACK, "localhost", NAME))))
 
     def expired(self) -> ssl.SSLContext:
-        """One that was good until 2001."""
+        """Return a certificate that was good until 2001."""
         return _context(self._ca.issue_cert(LOOPBACK, NAME, not_before=LONG_AGO, not_after=LONG_AGO))
 
     def wrong_host(self) -> ssl.SSLContext:
@@ -41,7 +41,7 @@ class Authority:
         return _context(trustme.CA().issue_cert(LOOPBACK, NAME))
 
     def tls_1_0(self) -> ssl.SSLContext:
-        """A good certificate, and nothing newer than TLS 1.0."""
+        """Return a good certificate, and nothing newer than TLS 1.0."""
         context = self.good()
         context.set_ciphers("ALL:@SECLEVEL=0")
         with warnings.catch_warnings():
@@ -51,7 +51,7 @@ class Authority:
         return context
 
     def asks_for_certificate(self) -> ssl.SSLContext:
-        """A good certificate, and clients need one of this authority too."""
+        """Return a good certificate, and require one of this authority from clients."""
         context = self.good()
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(self.certificate_file)

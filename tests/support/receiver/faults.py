@@ -26,7 +26,7 @@ async def hang(_request: Request, reader: asyncio.StreamReader, writer: asyncio.
 
 
 async def stall(_request: Request, _reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
-    """Neither read nor write any more."""
+    """Stop reading and writing."""
     await asyncio.sleep(FOR_EVER)
 
 
@@ -43,7 +43,7 @@ async def reset(_request: Request, _reader: asyncio.StreamReader, writer: asynci
 
 
 def then(first: Behaviour, second: Behaviour) -> Behaviour:
-    """Both, one after the other."""
+    """Return a behaviour that does both, one after the other."""
 
     async def behave(request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await first(request, reader, writer)
@@ -53,7 +53,7 @@ def then(first: Behaviour, second: Behaviour) -> Behaviour:
 
 
 def drip(before: bytes, piece: bytes = b"x", seconds: float = 0.02) -> Behaviour:
-    """`before`, then `piece` again and again, with a pause each."""
+    """Return a behaviour that sends ``before``, then ``piece`` again and again, with a pause each."""
 
     async def behave(_request: Request, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(before)
@@ -123,7 +123,7 @@ LENGTHS = {
 
 
 def gzip_bombs() -> tuple[bytes, bytes]:
-    """200 KiB that are 200 MiB when decoded, and a few kilobytes that are when decoded twice.
+    """Return 200 KiB that are 200 MiB when decoded, and a few kilobytes that are when decoded twice.
 
     One mebibyte is packed, and its packed form repeated, since all processes of the tests import this.
     """
@@ -166,7 +166,7 @@ RETRY_AFTER = {
 
 
 def half_handshake(context: ssl.SSLContext) -> Behaviour:
-    """On a plain port: begin a TLS handshake, send half of the first flight, and say nothing more."""
+    """Return a behaviour that sends half of the first flight of a TLS handshake and says nothing more."""
 
     async def behave(_request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()

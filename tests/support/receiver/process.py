@@ -63,7 +63,7 @@ class ReceiverProcess:
             assert code == 0, self._output.read_text()[-3000:]
 
     def arrivals(self) -> Iterator[Arrival]:
-        """Every request so far, in order of arrival; the last 50 ms may be missing."""
+        """Yield every request so far, in order of arrival; the last 50 ms may be missing."""
         if not self.log.exists():
             return
         with self.log.open() as lines:

@@ -31,7 +31,7 @@ class Request:
     """The client's certificate as Python tells it; empty without one."""
 
     def header(self, name: str) -> str | None:
-        """The one header of this name; nothing when there is none. Two are an error."""
+        """Return the one header of this name, or None without one. Two are an error."""
         found = [value for own, value in self.headers if own.lower() == name]
         assert len(found) <= 1, f"{name} is there {len(found)} times"
         return found[0] if found else None

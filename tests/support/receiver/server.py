@@ -24,7 +24,7 @@ GONE = (ConnectionError, asyncio.IncompleteReadError, ssl.SSLError, TimeoutError
 
 
 async def _go_on(_request: Request, _reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
-    """Nothing."""
+    """Do nothing."""
 
 
 class Receiver:
