@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import re
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from outbox_relay.fields import fields, table
 from outbox_relay.settings import Settings, load
 from outbox_relay.settings.model import DatabaseSettings
 from outbox_relay.settings.problems import STATEMENT_LINES
+from outbox_relay.sinks import door
 from tests.support.own_models import SINKS
 
 CANARY = "hunter2canary"
@@ -42,6 +45,14 @@ attempts = 12
 [routes]
 "order.*" = ["events", "crm"]
 """
+
+
+@pytest.fixture(autouse=True, scope="module")
+def packages_read_once() -> Iterator[None]:
+    """Keep the list of installed packages, which takes 35 ms for each unknown type. No test here installs one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(door, "entry_points", cache(door.entry_points))
+        yield
 
 
 def refusal(tmp_path: Path, text: str, environ: dict[str, str] | None = None, dsn: str | None = None) -> list[str]:
