@@ -442,7 +442,7 @@ async def test_a_rename_that_a_restore_takes_back_is_taken_back_by_relays_too() 
     """Goes red when the new name is registered: no relay would serve the old one, whose positions are right."""
     with PostgresServer() as server, shop(server) as database:
         sink = MemorySink()
-        async with running(database.dsn, (spec("old"), sink), lease_seconds=3, expects=EXPECTED) as harness:
+        async with running(database.dsn, (spec("old"), sink), expects=EXPECTED) as harness:
             await harness.owns_all()
             await has_arrived(sink, before := emit(database))
             done = "select from outbox.backlog('old', null, 1000, 5.0) where events = 0"
@@ -451,7 +451,7 @@ async def test_a_rename_that_a_restore_takes_back_is_taken_back_by_relays_too() 
                 await asyncio.to_thread(rename, database, "old", "new")
                 await becomes(lambda: harness.relays[0].spec.name == "new", "the relay serves the new name")
                 database.close()
-                restore()
+                await asyncio.to_thread(restore)
                 await has_arrived(sink, after := emit(database))
         assert [event.uid for event in sink.delivered] == before + after
         assert database.run("select name from outbox.sink") == [("old",)]
