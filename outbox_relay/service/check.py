@@ -10,7 +10,7 @@ from outbox_relay.postgres import migrations
 from outbox_relay.postgres.listener import WRONG_DATABASE, dsn_identity
 from outbox_relay.postgres.shard_statements import missing_positions
 from outbox_relay.postgres.store import Store
-from outbox_relay.service.build import build_sink, build_store, wakeup_dsn
+from outbox_relay.service.build import build_archiver, build_sink, build_store, wakeup_dsn
 from outbox_relay.service.check_names import changed_names, removed_names
 from outbox_relay.service.own_addresses import OwnAddresses
 from outbox_relay.service.webhooks import Webhooks
@@ -59,6 +59,15 @@ def unusable_plugins(settings: Settings) -> list[str]:
             except ConfigurationError as error:
                 problems.append(str(error))
     return problems
+
+
+def missing_for_archive(settings: Settings) -> list[str]:
+    """Return a line if days are to be archived and the package that writes archives is not installed."""
+    try:
+        build_archiver(settings)
+    except ConfigurationError as error:
+        return [str(error)]
+    return []
 
 
 def refused_values(settings: Settings) -> dict[str, list[str]]:

@@ -272,6 +272,17 @@ def test_check_prints_every_problem_with_its_place(tmp_path: Path) -> None:
         assert place in ended.err
 
 
+def test_check_says_that_an_archive_needs_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the package, `run` ends with the same sentence. Only an import that fails stands in for its absence."""
+    database = '[database]\ndsn = "postgresql://relay@localhost/shop"\n'
+    file = toml(tmp_path, f'{database}[retention]\narchive = "{tmp_path}"\n')
+    assert inside("check", "-c", file).code == 0
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    ended = inside("check", "-c", file)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.splitlines()[-1] == "retention.archive: needs pip install 'outbox-relay[archive]'"
+
+
 def test_check_prints_json_also_if_there_are_problems(tmp_path: Path) -> None:
     file = toml(tmp_path, KAFKA + '[routes]\n"*" = ["events"]\n')
     ended = inside("check", "--json", "-c", file)
