@@ -67,7 +67,7 @@ class ScheduleDefinitions:
             self._held_at = time.monotonic()
 
     async def _look_for_missing(self) -> None:
-        """Register the schedules that the database had under the last server: it may be of a state from before them.
+        """Register the schedules that the database had under the previous server: its state may be an earlier one.
 
         Those that it has are left alone. Other relays may have changed them since. What is missing although the server
         is the same was removed by a person.

@@ -128,7 +128,7 @@ class Session:
     async def run(self, loop: Callable[[Session], Awaitable[None]]) -> None:
         """Run every part until ``loop`` ends, or until a part fails.
 
-        Raises the failure that tells most.
+        Raises the most informative of several failures.
         """
         others = (self._dispatcher, self._parked_limit, self._report, self._client_trouble)
         try:

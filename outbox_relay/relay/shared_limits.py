@@ -150,5 +150,5 @@ class SharedLimits:
             self._running = False
 
     async def leave(self) -> None:
-        """Give up what this relay has of the limits."""
+        """Give up the slots of this relay that are not in use."""
         await self.slots.leave()

@@ -22,7 +22,7 @@ from outbox_relay.relay.sink_leases import SinkLeases
 from outbox_relay.relay.turns import Source, Turns
 
 TAKE_SECONDS = 0.1
-"""Time for which a relay takes tokens, besides that in which the database answers."""
+"""Seconds of sending for which a relay takes tokens at once, in addition to the response time of the database."""
 MOST_TAKE_SECONDS = 0.4
 """Longest time for which a relay takes tokens, less than that whose tokens the database keeps."""
 KEEP_SECONDS = 0.5

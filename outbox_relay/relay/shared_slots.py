@@ -194,7 +194,7 @@ class SharedSlots:
         effect.
         """
         self._observe()
-        wanted = min(self._peak, (self.total or 0) + 1)  # one more tells people that requests wait
+        wanted = min(self._peak, (self.total or 0) + 1)  # one more shows that requests wait
         self._slots = kept = max(self._used, min(self._slots, self._quota, wanted))
         self._calls += 1
         sent, request_seconds = lease_clock(), self._request_seconds

@@ -242,7 +242,7 @@ class SinkLeases:
         self.superseded = self.row.generation > generation
 
     def registered(self, generation: int, routes: SinkRoutes | None) -> None:
-        """Serve the sink, which was registered again: what the database said of it before no longer counts."""
+        """Serve the sink, which was registered again, and discard its state from before that."""
         self.removed, self._behind = False, 0
         self.row = self.row._replace(generation=generation, unowned=SHARDS)
         self.serve(generation, routes)

@@ -1,7 +1,7 @@
 """The relay of one sink: claim → deliver → settle.
 
-A session ends when its state in memory may be wrong, and the next one starts from the stored positions. Another session
-follows beside the rows of a queue that are under way when the sink gets new settings or a new name.
+A session ends when its state in memory may be wrong, and the next one starts from the stored positions. When the
+sink gets new settings or a new name, another session follows while rows of a queue are still under way.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class SinkRelay:
     _fault: SinkFault = field(init=False)
     _caller: str = ""
     _waits_since: float = float("inf")
-    """``time.monotonic()`` of the last reload, until it is logged what waits for requests in flight."""
+    """``time.monotonic()`` of the last reload until the requests that delay it are logged, otherwise infinity."""
     _sessions: RunningSessions = field(default_factory=RunningSessions)
 
     def __post_init__(self) -> None:
@@ -292,7 +292,7 @@ class SinkRelay:
         return self._sessions.may_follow(parked.under_way, queued=self.spec.queued and following.queued)
 
     def _follow(self, parked: ParkedDeliveries, reason: SessionReset) -> bool:
-        """Return True if the next session runs beside rows under way. Raise ``reason`` if there are none."""
+        """Return True if the next session runs while rows are still under way. Raise ``reason`` if none are."""
         if not self.spec.queued or (not parked.under_way and len(self._sessions) <= 1):
             raise reason
         self.restarts[reason.reason] += 1
@@ -382,7 +382,7 @@ class SinkRelay:
         return self._follow(parked, Reloaded("the relays with the other configuration are gone"))
 
     async def leave(self) -> None:
-        """Release what the last sessions left behind. Their sinks send nothing of it later."""
+        """Release the leases and rows of the last sessions, once their sinks can no longer send them."""
         try:
             if not self._drained:
                 await asyncio.gather(*(sink.reset() for sink in self.sinks))

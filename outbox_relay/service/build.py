@@ -68,7 +68,7 @@ class Parts(NamedTuple):
     lag_watch: LagWatch
     schedules: Schedules
     background: Mapping[str, Callable[[], Awaitable[None]]]
-    """Parts that run beside the relays of the sinks until they are cancelled, by their names in the log."""
+    """Parts that run with the relays of the sinks until they are cancelled, by their names in the log."""
 
 
 def build(settings: Settings, log: BoundLogger, stopping: asyncio.Event, trace: Trace = untraced) -> Parts:

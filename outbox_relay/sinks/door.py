@@ -61,12 +61,6 @@ def forget_refusals() -> None:
         importlib.invalidate_caches()
 
 
-def forget_plugins() -> None:
-    """Forget every plug-in that was loaded or refused. Modules stay imported."""
-    _loaded.clear()
-    _refused.clear()
-
-
 def sink_type(name: str) -> SinkType | None:
     """Return the type ``name``, or None if no package registers it. Imports its module at the first call.
 

@@ -72,8 +72,9 @@ class Remembers(Right):
 TESTS = """
 import pytest
 import plugin_memory as memory
-from outbox_relay.sinks import door, own_headers
+from outbox_relay.sinks import own_headers
 from outbox_relay.sinks.contract import PluginContract, PluginHarness, Received
+from tests.support.plugin_package import forget_plugins
 
 
 class MemoryHarness(PluginHarness):
@@ -100,7 +101,7 @@ class MemoryHarness(PluginHarness):
 
 @pytest.fixture
 def sink_harness(request, monkeypatch):
-    door.forget_plugins()
+    forget_plugins()
     monkeypatch.setattr(memory, "Chosen", getattr(memory, request.cls.__name__.removeprefix("Test")))
     memory.STORED.clear()
     memory.LATER.clear()

@@ -19,6 +19,9 @@ ROOT = Path(__file__).parents[2]
 MAX_LINES = 35
 """Maximum number of lines of the body of a function, without its docstring."""
 
+MAX_FILE_LINES = 400
+"""Maximum number of lines of a module of the package."""
+
 IMPORT = re.compile(r"^[ \t]*(?:from [\w.]+ )?import (?:\([^)]*\)|[^\n]*)", re.MULTILINE)
 """An import statement, over several lines if it has parentheses."""
 
@@ -74,6 +77,62 @@ def test_functions_of_the_package_are_short() -> None:
         if isinstance(node, Function) and lines_of(node) > MAX_LINES
     ]
     assert long == []
+
+
+def test_files_of_the_package_are_short() -> None:
+    paths = sorted((ROOT / "outbox_relay").rglob("*.py"))
+    assert len(paths) > 100
+    sizes = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in paths}
+    assert {path: size for path, size in sizes.items() if size > MAX_FILE_LINES} == {}
+
+
+def assigned(target: ast.expr) -> Iterator[ast.Attribute]:
+    """Yield the attributes that an assignment to a target sets, also within tuples and lists."""
+    if isinstance(target, ast.Attribute):
+        yield target
+    elif isinstance(target, ast.Tuple | ast.List):
+        for each in target.elts:
+            yield from assigned(each)
+    elif isinstance(target, ast.Starred):
+        yield from assigned(target.value)
+
+
+def targets_of(node: ast.AST) -> list[ast.expr]:
+    """Return what a statement assigns to; nothing if it is no assignment."""
+    if isinstance(node, ast.Assign | ast.Delete):
+        return node.targets
+    if isinstance(node, ast.AugAssign | ast.AnnAssign | ast.For | ast.AsyncFor):
+        return [node.target]
+    if isinstance(node, ast.withitem):
+        return [node.optional_vars] if node.optional_vars is not None else []
+    return []
+
+
+def foreign(tree: Sequence[ast.AST]) -> list[str]:
+    """Return the assignments to attributes of other objects than `self`."""
+    return [
+        f"{attribute.lineno}: {ast.unparse(attribute)}"
+        for node in tree
+        for target in targets_of(node)
+        for attribute in assigned(target)
+        if not (isinstance(attribute.value, ast.Name) and attribute.value.id == "self")
+    ]
+
+
+def test_parts_of_the_relay_set_no_attribute_of_another() -> None:
+    found = {module: foreign(tree) for module, tree in trees().items() if module.startswith("outbox_relay/relay/")}
+    assert len(found) > 20
+    assert {module: places for module, places in found.items() if places} == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a.b = 1", "self.a.b = 1", "self.c, (d, *a.b) = x", "a.b += 1", "a.b: int = 1", "for a.b in c: pass", "del a.b",
+     "with c as a.b: pass"],
+)  # fmt: skip
+def test_attributes_of_others_are_found(text: str) -> None:
+    assert len(foreign([*ast.walk(ast.parse(text))])) == 1
+    assert foreign([*ast.walk(ast.parse("self.a = b.c; self.d, e = f; g[0] = 1"))]) == []
 
 
 def test_no_test_module_imports_another() -> None:

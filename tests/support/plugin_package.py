@@ -66,6 +66,12 @@ def write_plugin(
     return directory
 
 
+def forget_plugins() -> None:
+    """Forget every plug-in that was loaded or refused, which no relay does. Modules stay imported."""
+    door._loaded.clear()  # pyright: ignore[reportPrivateUsage]
+    door.forget_refusals()
+
+
 @contextmanager
 def on_path(directory: Path) -> Generator[None]:
     """Let Python find packages in `directory` inside the block, and forget them afterwards."""
@@ -79,4 +85,4 @@ def on_path(directory: Path) -> Generator[None]:
         for name in sys.modules.keys() - before:
             if str(directory) in str(getattr(sys.modules[name], "__file__", "")):
                 del sys.modules[name]
-        door.forget_plugins()
+        forget_plugins()

@@ -63,7 +63,7 @@ async def doctor(store: Store, oldest_seconds: float = sinks.OLDEST_SECONDS) -> 
         findings += sinks.examine_sinks(found, oldest_seconds)
         findings += sinks.examine_replays(found)
     days = await _or_failure(store.retention_status(live=True))
-    if isinstance(days, StatementFailed):  # what keeps a day takes reading: then as of the last pass
+    if isinstance(days, StatementFailed):  # the live query reads the log and can take too long
         days = await _or_failure(store.retention_status(live=False))
     if isinstance(days, StatementFailed):
         findings.append(_not_examined(RETENTION, str(days)))

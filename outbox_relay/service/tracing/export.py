@@ -16,7 +16,7 @@ REPORT_SECONDS = 60.0
 FULL = "the queue of spans is full: they end faster than they are exported"
 LIBRARY = "opentelemetry"
 EXPORT_LOGGERS = ("opentelemetry.exporter", "opentelemetry.sdk._shared_internal")
-"""Loggers whose lines are about the export, of which our own lines tell."""
+"""Loggers of the library for the export, which the relay reports in lines of its own."""
 
 
 class LibraryLog(logging.Handler):
