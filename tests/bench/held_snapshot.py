@@ -1,0 +1,137 @@
+"""Measure the statements of a relay while another session holds a snapshot, so that VACUUM removes nothing.
+
+usage: python -m tests.bench.held_snapshot [--hours 3] [--calls 20]
+
+A relay with one sink under load is imitated: ten positions of all 64 shards a second, which another relay would read
+when it takes over, a trim of the ledger and a renewal of the leases every five seconds. The time between them is left
+out, so an hour takes a minute or two. After each hour, prints the medians of the statements in milliseconds, and the
+sizes of their tables, first before the snapshot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from outbox_relay.domain.event import SHARDS
+from outbox_relay.domain.window import Position
+from outbox_relay.relay.housekeeping import TRIM_ROWS
+from tests.support.database import Database, new_database
+from tests.support.ledger import Ledger, ledger
+from tests.support.postgres import PostgresServer
+
+SINK = "s"
+LEASE_SECONDS = 600.0
+A_SECOND = 10
+"""Positions per second."""
+BETWEEN = 5
+"""Seconds between two trims, and between two renewals."""
+TABLES = ("progress", "shard", "relay")
+MOST_OVERHEAD = 50
+"""A relay waits for this many times the duration of a trim before the next one."""
+
+
+class Relay:
+    """The statements of a relay that serves one sink."""
+
+    def __init__(self, at: Ledger) -> None:
+        self._at = at
+        self._next_trim = 0.0
+        self._second = 0
+
+    async def start(self) -> None:
+        """Register the sink and own its shards."""
+        await self._at.register((SINK, ["*"], "now"))
+        await self._at.live("one", SINK)
+        await self._at.own(SINK, lease_seconds=LEASE_SECONDS)
+
+    async def hours(self, hours: float) -> None:
+        """Write what a relay writes in ``hours``."""
+        for _ in range(round(hours * 3600 / BETWEEN)):
+            for _ in range(BETWEEN * A_SECOND):
+                await self.settle()
+            self._second += BETWEEN
+            await self.renew()
+            await self._at.live("one", SINK)
+            if self._second >= self._next_trim:
+                self._next_trim = self._second + MOST_OVERHEAD * await seconds(self.trim)
+
+    async def settle(self) -> None:
+        """Write the position of all shards."""
+        await self._at.place(SINK, Position(await self._at.tick()))
+
+    async def renew(self) -> None:
+        """Renew the leases of all shards."""
+        held = [(SINK, shard, epoch) for shard, epoch in self._at.epochs[SINK].items()]
+        await self._at.store.renew_shards(self._at.relay, held, LEASE_SECONDS, time.monotonic() + 60.0)
+
+    async def trim(self) -> None:
+        """Delete outranked positions."""
+        await self._at.store.trim_progress(TRIM_ROWS)
+
+    async def read(self) -> None:
+        """Read the positions, as a relay does that takes over."""
+        await self._at.store.positions(SINK, range(SHARDS))
+
+
+async def seconds(call: Callable[[], Awaitable[object]]) -> float:
+    """Return the duration of a call."""
+    began = time.perf_counter()
+    await call()
+    return time.perf_counter() - began
+
+
+async def figures(relay: Relay, at: Ledger, calls: int) -> dict[str, float]:
+    """Return medians in milliseconds, and the sizes of the tables in megabytes."""
+    found: dict[str, float] = {}
+    statements = {"settle": relay.settle, "trim": relay.trim, "positions": relay.read, "renew": relay.renew}
+    for name, call in statements.items():
+        found[f"{name}, ms"] = statistics.median([await seconds(call) for _ in range(calls)]) * 1000
+    for table in TABLES:
+        [(size,)] = at.query("select pg_total_relation_size(%s::regclass)", f"outbox.{table}")
+        found[f"{table}, MB"] = size / 1e6
+    return found
+
+
+async def measure(database: Database, hours: int, calls: int) -> None:
+    """Print the figures before the snapshot and after each hour of it."""
+    async with ledger(database) as at:
+        relay = Relay(at)
+        await relay.start()
+        await relay.hours(0.01)
+        report(0, await figures(relay, at, calls))
+        with database.connect() as holder:
+            holder.execute("set transaction isolation level repeatable read")
+            holder.execute("select pg_current_xact_id()")
+            for hour in range(1, hours + 1):
+                await relay.hours(1)
+                report(hour, await figures(relay, at, calls))
+
+
+def report(hour: int, found: dict[str, Any]) -> None:
+    """Print a line of figures."""
+    print(json.dumps({"hours": hour, **{name: round(value, 2) for name, value in found.items()}}), flush=True)
+
+
+def main() -> int:
+    """Measure on a server of its own."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--hours", type=int, default=3, help="hours for which the snapshot is held; default 3")
+    parser.add_argument("--calls", type=int, default=20, help="calls per figure; default 20")
+    arguments = parser.parse_args()
+    from outbox_relay.postgres.migrations import migrate
+
+    with PostgresServer({"shared_buffers": "1GB"}) as server, new_database(server, "template1") as database:
+        migrate(database.dsn)
+        asyncio.run(measure(database, arguments.hours, arguments.calls))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
