@@ -70,7 +70,7 @@ test: $(READY) kafka ## run all tests but the slow ones; PG=14 to 17 uses anothe
 	OUTBOX_TEST_PG=$(PG) $(BIN)/python -m pytest -n $(PROCESSES) --dist loadgroup $(PYTEST_ARGS)
 
 unit: $(READY) ## run the tests without a server or another process, in seconds
-	$(BIN)/python -m pytest -q -n 3 --dist loadgroup -m '$(UNIT)' tests/unit tests/contract $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m '$(UNIT)' tests/unit tests/contract $(PYTEST_ARGS)
 
 thorough: $(READY) kafka registry servers ## run the slow tests, such as those with three brokers, and the tests of `servers` on all MAJORS
 	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadgroup --session-timeout 1800 -m 'thorough or slow' $(PYTEST_ARGS)
