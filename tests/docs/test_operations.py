@@ -17,11 +17,12 @@ from outbox_relay import outbox
 from outbox_relay.admin import status
 from outbox_relay.admin.doctor.render import findings_text
 from outbox_relay.admin.render import status_text
-from outbox_relay.domain.event import StoredEvent
+from outbox_relay.domain.event import SHARDS, StoredEvent
 from outbox_relay.domain.log_events import LOG_EVENTS
 from outbox_relay.domain.outcomes import DELIVERED, Refused, Verdict
 from outbox_relay.relay import settler
 from outbox_relay.service.build import CONNECTIONS, CONNECTIONS_MAX, CONNECTIONS_PER_SINK, connections_for
+from outbox_relay.sinks.webhook.response import status_text as phrase_of
 from tests.docs.pages import PAGES, ROOT, blocks, commands, prose, text
 from tests.docs.parsing import COMMON, options, parse, parsers
 from tests.support.command import inside
@@ -85,8 +86,11 @@ def test_the_status_of_sinks_in_trouble_is_as_shown() -> None:
     [healthy] = re.findall(r"^\{.*\"last_error_at\".*\}$", text("docs/commands.md"), re.MULTILINE)
     found = json.loads(healthy)
     found["sinks"]["crm"] |= {"backlog": 1204, "oldest_seconds": 372.0, "waiting": 21, "held": 4, "dead": 1}
-    found["sinks"]["crm"] |= {"circuit": "open", "last_error": "answered 503", "last_error_seconds_ago": 12.3}
+    error = f"answered {phrase_of(503)}"
+    found["sinks"]["crm"] |= {"circuit": "open", "last_error": error, "last_error_seconds_ago": 12.3}
     found["sinks"]["events"] |= {"backlog": 0, "oldest_seconds": 0.0, "paused": True, "paused_reason": "ticket 4711"}
+    found["sinks"]["events"]["unowned"] = SHARDS
+    found["relays"][0]["shards"]["events"] = 0
     assert in_trouble().partition("\n")[2].strip() == status_text(found)
     assert status_text(found | {"relays": []}).endswith("no relay is alive: start one with outbox-relay run")
     assert findings_text([]) == "no problems found"
