@@ -21,13 +21,14 @@ from typing import Any
 
 from outbox_relay.domain.event import SHARDS
 from outbox_relay.domain.window import Position
+from outbox_relay.postgres.migrations import migrate
 from outbox_relay.relay.housekeeping import TRIM_ROWS
 from tests.support.database import Database, new_database
 from tests.support.ledger import Ledger, ledger
 from tests.support.postgres import PostgresServer
 
 SINK = "s"
-LEASE_SECONDS = 600.0
+LEASE_SECONDS, LIMIT_SECONDS = 600.0, 60.0
 A_SECOND = 10
 """Positions per second."""
 BETWEEN = 5
@@ -69,7 +70,7 @@ class Relay:
     async def renew(self) -> None:
         """Renew the leases of all shards."""
         held = [(SINK, shard, epoch) for shard, epoch in self._at.epochs[SINK].items()]
-        await self._at.store.renew_shards(self._at.relay, held, LEASE_SECONDS, time.monotonic() + 60.0)
+        await self._at.store.renew_shards(self._at.relay, held, LEASE_SECONDS, LIMIT_SECONDS)
 
     async def trim(self) -> None:
         """Delete outranked positions."""
@@ -125,7 +126,6 @@ def main() -> int:
     parser.add_argument("--hours", type=int, default=3, help="hours for which the snapshot is held; default 3")
     parser.add_argument("--calls", type=int, default=20, help="calls per figure; default 20")
     arguments = parser.parse_args()
-    from outbox_relay.postgres.migrations import migrate
 
     with PostgresServer({"shared_buffers": "1GB"}) as server, new_database(server, "template1") as database:
         migrate(database.dsn)
