@@ -59,7 +59,7 @@ def _check(arguments: argparse.Namespace) -> int:
             FILES.call(loaded.database.dsn)
         except ConfigurationError as error:
             warnings.append(str(error))
-    problems = [*FILES.call(lambda: settings.dsn_faults(loaded)), *check.missing_for_archive(loaded), *problems]
+    problems = [*FILES.call(lambda: [*settings.dsn_faults(loaded), *check.missing_for_archive(loaded)]), *problems]
     for warning in warnings:
         say(f"warning: {warning}")
     for problem in [*unanswered, *problems]:
