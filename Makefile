@@ -15,7 +15,7 @@ SERVER_TESTS := tests/support/test_postgres.py tests/property tests/debezium $(a
 	action_locks attempt_partitions attempts bounds catalogue_check configuration cost dead_rows deadlocks deliveries \
 	delivery_actions delivery_plans django_admin django_app doctor doctor_server emit emit_docs emit_sql emitters erase \
 	erase_archives erase_races erase_refused failover figure_plans figures following_sessions foreign_privileges history \
-	hostile_arguments housekeeping inbox inbox_retention inbox_roles isolation_of_sinks largest_values \
+	held_snapshots hostile_arguments housekeeping inbox inbox_retention inbox_roles isolation_of_sinks largest_values \
 	limits_of_callers looks migrate notify_flood odd_reads odd_servers operator_roles ownership passes pgbouncer plans probes \
 	python_transactions queue queue_ahead queue_limits queue_plans queue_relay reading_functions relay replay replay_fences \
 	replay_outcomes replay_service replay_stop replica_sessions restore retention retention_fences retention_policy \

@@ -20,11 +20,11 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
 
     ('relay', 'schema', '{outbox}', null, 'USAGE'),
     ('relay', 'function', '{arm, backlog, claim_rows, give_rows_back, held_keys, keys_with_rows, known_down, look, look_small, '
-                          'make_partitions, only_at, payload_ceiling, read_late, read_rest, read_small, '
-                          'register_missing_sinks, register_sinks, rows_standing, '
-                          'settle, tick}', null, 'EXECUTE'),
+                          'make_partitions, only_at, payload_ceiling, positions, raise_ledger_starts, read_late, read_rest, '
+                          'read_small, register_missing_sinks, register_sinks, renew_shards, rows_standing, '
+                          'settle, tick, trim_progress}', null, 'EXECUTE'),
     -- Called by functions of the line above, with the rights of their caller.
-    ('relay', 'function', '{delivery_fault, first_dead, incarnation, unsettled}', null, 'EXECUTE'),
+    ('relay', 'function', '{delivery_fault, first_dead, incarnation, lease_term, leased_shards, unsettled}', null, 'EXECUTE'),
     ('relay', 'table', '{delivery, event, event_default, grantee, meta, progress, relay, shard, sink, standing, uid}',
      null, 'SELECT'),
     ('relay', 'table', '{foreign_default_privilege, foreign_privilege, missing_privilege}', null, 'SELECT'),
@@ -131,6 +131,7 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     -- Passes.
     ('relay', 'function', '{trim_discarded, trim_passes, why}', null, 'EXECUTE'),
     ('read', 'function', '{event_states, why}', null, 'EXECUTE'),
+    ('owner', 'function', '{ledger_truncated}', null, 'EXECUTE'),
     ('owner', 'function', '{begin_claimed, begin_passes, end_passes, in_seconds, keep_late, keep_patterns, keep_rows_ahead, '
                           'mark_generation, move_passes, newest_xid, pass_spans, passage, passage_states, passes_deleted, '
                           'recorded_deliveries, '

@@ -12,6 +12,9 @@ from outbox_relay.domain.window import Position, Tick
 from outbox_relay.postgres.database import Database
 from outbox_relay.postgres.rows import Claimed, RelayRank
 
+HeldShard = tuple[str, int, int]
+"""Sink, shard and epoch."""
+
 
 class ShardStatements(Database):
     """Ownership of shards, positions, and heartbeats of relays. ``server`` as in ``LogStatements``."""
@@ -50,9 +53,23 @@ class ShardStatements(Database):
         return [Claimed(*row) for row in await self._rows("reclaim_shards", parameters)]
 
     async def renew_shards(
-        self, owner: UUID, held: Sequence[tuple[str, int, int]], lease_seconds: float, deadline: float
-    ) -> set[tuple[str, int, int]]:
-        """Renew the leases of ``held`` (sink, shard, epoch); return those that ``owner`` still has."""
+        self, owner: UUID, held: Sequence[HeldShard], lease_seconds: float, deadline: float
+    ) -> dict[HeldShard, float]:
+        """Renew the leases of ``held`` (sink, shard, epoch) where a third of their time has passed.
+
+        Return those that ``owner`` still has, and the seconds until each ends: ``lease_seconds``, or more while the
+        database has many dead versions of shards. Each of the two statements that this may need has ``deadline``
+        seconds.
+        """
+        kept = await self._renew("renew_shards", owner, held, lease_seconds, deadline)
+        if lapsed := [each for each in held if each not in kept]:
+            # Such as all of them after the server's clock was set forward.
+            kept |= await self._renew("renew_lapsed_shards", owner, lapsed, lease_seconds, deadline)
+        return kept
+
+    async def _renew(
+        self, statement: str, owner: UUID, held: Sequence[HeldShard], lease_seconds: float, deadline: float
+    ) -> dict[HeldShard, float]:
         parameters = {
             "owner": owner,
             "sinks": [h[0] for h in held],
@@ -60,7 +77,8 @@ class ShardStatements(Database):
             "epochs": [h[2] for h in held],
             "lease": lease_seconds,
         }
-        return set(await self._rows("renew_shards", parameters, deadline=deadline))
+        rows = await self._rows(statement, parameters, deadline=deadline)
+        return {(sink, shard, epoch): seconds for sink, shard, epoch, seconds in rows}
 
     async def release_shards(self, sink: str, owner: UUID, held: Mapping[int, int]) -> None:
         """Release shards (shard → epoch)."""
@@ -99,7 +117,13 @@ class ShardStatements(Database):
 
     async def trim_progress(self, most: int) -> int:
         """Delete outranked rows among the ``most`` oldest rows of each sink in the ledger; return their number."""
-        return await self._do("trim_progress", {"most": most})
+        [(removed,)] = await self._rows("trim_progress", {"most": most})
+        return removed
+
+    async def raise_ledger_starts(self) -> int:
+        """Let readers of the ledger begin behind what was trimmed; return the number of sinks for which they do."""
+        [(raised,)] = await self._rows("raise_ledger_starts", {})
+        return raised
 
     async def trim_passes(self) -> int:
         """Remove passes that no event of the log can need, a bounded number for each shard; return how many."""

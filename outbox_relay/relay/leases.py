@@ -49,7 +49,7 @@ class LeaseManager:
         self.name = name
         self._version = version
         self.lease_seconds = lease_seconds
-        self._believed = lease_seconds - min(1.0, lease_seconds / 10)
+        self._margin = min(1.0, lease_seconds / 10)
         self._log = log
         self._seldom = RateLimitedLog(log)
         self._sinks: dict[str, SinkLeases] = {}
@@ -212,8 +212,8 @@ class LeaseManager:
         kept = await self._store.renew_shards(self.relay, asked, self.lease_seconds, self.lease_seconds / part)
         lost: Counter[str] = Counter()
         for sink, shard, epoch in asked:
-            if (sink, shard, epoch) in kept:
-                sinks[sink].confirm(shard, epoch, sent + self._believed)
+            if (seconds := kept.get((sink, shard, epoch))) is not None:
+                sinks[sink].confirm(shard, epoch, sent + seconds - self._margin)
             else:
                 lost[sink] += sinks[sink].lose(shard, epoch)
         for sink, shards in (+lost).items():
@@ -271,7 +271,8 @@ class LeaseManager:
             raise
 
     def _granted(self, claimed: Collection[Claimed], sent: float) -> dict[int, Lease]:
-        return {c.shard: Lease(c.epoch, sent + self._believed, c.crashes) for c in claimed}
+        until = sent + self.lease_seconds - self._margin
+        return {c.shard: Lease(c.epoch, until, c.crashes) for c in claimed}
 
     # -- releases ---------------------------------------------------------------------------------------------
 

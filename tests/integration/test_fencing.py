@@ -324,11 +324,11 @@ async def test_what_a_zombie_writes_changes_nothing(database: Database, what: st
         held = [("s", shard, epoch) for shard, epoch in zombie.epochs["s"].items()]
         match what:
             case "renew":
-                assert await store.renew_shards(zombie.relay, held, 60.0, 5.0) == set()
+                assert await store.renew_shards(zombie.relay, held, 60.0, 5.0) == {}
                 now = [("s", shard, epoch) for shard, epoch in owner.epochs["s"].items()]
-                assert await store.renew_shards(zombie.relay, now, 60.0, 5.0) == set()
+                assert await store.renew_shards(zombie.relay, now, 60.0, 5.0) == {}
                 # Even the owner itself, at an epoch that is over.
-                assert await store.renew_shards(owner.relay, held, 60.0, 5.0) == set()
+                assert await store.renew_shards(owner.relay, held, 60.0, 5.0) == {}
             case "release":
                 await store.release_shards("s", zombie.relay, zombie.epochs["s"])
                 await store.release_shards("s", zombie.relay, owner.epochs["s"])

@@ -23,6 +23,7 @@ LAST_OF = {
     29: "e7aa9eb6c777b27d5b24803c4597042479f5b877",
     30: "3be7ef13f9c60c67b6a8798b969d01389874627e",
     31: "03d2f0b030fc9d22d078db9a0ca9d34fc21c2427",
+    32: "f35066a0d3f19832a59a05724e6c28a72253e7fd",
 }
 """The last commit of each earlier version of the schema that was in use: the numbers between them came together.
 
@@ -40,6 +41,7 @@ VERSION_IN = {
     29: "outbox_relay.postgres.schema_versions",
     30: "outbox_relay.postgres.schema_versions",
     31: "outbox_relay.postgres.schema_versions",
+    32: "outbox_relay.postgres.schema_versions",
 }
 """The module of each that knows the version of its schema."""
 PARTS = ("outbox_relay", "schema")

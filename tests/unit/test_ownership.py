@@ -16,8 +16,10 @@ import structlog
 from outbox_relay.domain.errors import LeaseLost
 from outbox_relay.domain.event import SHARDS
 from outbox_relay.domain.in_flight import Chunk, InFlight
+from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.window import Position, Tick
 from outbox_relay.postgres.rows import Claimed, NewRow, SinkRow
+from outbox_relay.postgres.shard_statements import HeldShard
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.leases import LeaseManager
 from outbox_relay.relay.settler import Settler
@@ -36,6 +38,8 @@ class Answers:
         self.asked, self.late = asyncio.Event(), asyncio.Event()
         self.owned: list[Claimed] = []
         self.epoch = 0
+        self.left: float | None = None
+        """The seconds that are left of renewed leases, if not those that were asked for."""
 
     async def reclaim_shards(self, _sink: str, _owner: object, _lease: float) -> list[Claimed]:
         """Return the shards that were owned at the time of the question."""
@@ -59,11 +63,12 @@ class Answers:
         await self.late.wait()
 
     async def renew_shards(
-        self, _owner: object, asked: Collection[tuple[str, int, int]], *_: object
-    ) -> set[tuple[str, int, int]]:
+        self, _owner: object, asked: Collection[HeldShard], lease_seconds: float, _deadline: float
+    ) -> dict[HeldShard, float]:
         """Return those that are owned."""
         owned = {(claimed.shard, claimed.epoch) for claimed in self.owned}
-        return {(sink, shard, epoch) for sink, shard, epoch in asked if (shard, epoch) in owned}
+        left = self.left or lease_seconds
+        return {(sink, shard, epoch): left for sink, shard, epoch in asked if (shard, epoch) in owned}
 
     async def heartbeat(self, *_: object) -> bool:
         """Return True."""
@@ -83,6 +88,19 @@ async def test_what_is_claimed_while_a_session_begins_is_not_forgotten() -> None
             await asyncio.sleep(0)
         answers.late.set()
     assert len(leases.held) == SHARDS == len(answers.owned)
+
+
+@pytest.mark.parametrize("left", [2.5, 100.0])
+async def test_a_relay_believes_in_a_lease_for_as_long_as_the_database_says(left: float) -> None:
+    """Goes red when the relay counts on what it asked for: another may have the shard, or it stops too early."""
+    answers: Any = Answers()
+    lease_manager = LeaseManager(answers, uuid4(), "test", "1", 15.0, structlog.get_logger())
+    leases = lease_manager.add("s", 1)
+    await lease_manager._claim(leases)  # pyright: ignore[reportPrivateUsage]
+    answers.left = left
+    before = lease_clock()
+    await lease_manager._renew()  # pyright: ignore[reportPrivateUsage]
+    assert before + left - 1 <= leases.until(range(SHARDS)) <= lease_clock() + left - 1
 
 
 class Register(Answers):

@@ -8,7 +8,12 @@ select (select m.floor from outbox.meta m) as floor,
            (select max(n.xid::text::bigint)
               from (select e.xid from outbox.event e
                      where e.id > (select m.floor from outbox.meta m) order by e.id desc limit 1000) n),
-           (select max(greatest(p.a_next, p.b_next)) from outbox.progress p
+           (select max(greatest(p.a_next, p.b_next))
+              from outbox.sink k
+             cross join lateral (
+                select g.a_next, g.b_next, g.b_snapshot from outbox.progress g
+                 where g.sink = k.name and g.seq >= k.ledger_start offset 0
+             ) p
              where p.b_snapshot is null or p.b_snapshot::text <> '9223372036854775807:9223372036854775807:')
        ) as highest_xid,
        (select m.system_identifier from outbox.meta m) is distinct from c.system_identifier

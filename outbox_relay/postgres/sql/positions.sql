@@ -1,5 +1,4 @@
 -- The positions of these shards.
-select p.shard, p.a_seq, p.a_snapshot::text, p.a_next, p.b_seq, p.b_snapshot::text, p.b_next, p.last_id
-  from outbox.standing p
- where p.sink = %(sink)s and p.shard = any (%(shards)s::smallint[])
-   and outbox.only_at(%(server)s::text)
+select p.shard, p.a_seq, p.a_snapshot, p.a_next, p.b_seq, p.b_snapshot, p.b_next, p.last_id
+  from outbox.positions(%(sink)s::text, %(shards)s::smallint[]) p
+ where outbox.only_at(%(server)s::text)

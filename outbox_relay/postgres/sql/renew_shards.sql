@@ -1,12 +1,5 @@
--- Renew every lease of this relay at the epochs that it knows. A lease that is not returned is lost.
-update outbox.shard s
-   set lease_until = clock_timestamp() + %(lease)s::double precision * interval '1 second'
-  from (
-    select c.sink, c.shard
-      from unnest(%(sinks)s::text[], %(shards)s::smallint[], %(epochs)s::bigint[]) k (sink, shard, epoch)
-      join outbox.shard c on c.sink = k.sink and c.shard = k.shard and c.epoch = k.epoch and c.owner = %(owner)s::uuid
-     order by c.sink, c.shard
-       for no key update of c
-  ) mine
- where s.sink = mine.sink and s.shard = mine.shard
-returning s.sink, s.shard, s.epoch
+-- Renew leases of this relay at the epochs that it knows, unless they ended long ago: `renew_lapsed_shards` renews those, too.
+-- Return the seconds that are left of each.
+select r.sink, r.shard, r.epoch, r.lease_seconds
+  from outbox.renew_shards(%(owner)s::uuid, %(sinks)s::text[], %(shards)s::smallint[], %(epochs)s::bigint[],
+                           %(lease)s::double precision) r

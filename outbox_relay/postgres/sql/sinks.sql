@@ -1,8 +1,7 @@
 -- The state of the sinks and replays of this relay, and the number of their shards without an owner. A replay is paused
 -- with its target, is asked for probes with it, and has the target's generation.
 select k.name, k.generation, k.paused, k.circuit, k.in_flight_limit,
-       (select count(*) from outbox.shard s
-         where s.sink = k.name and s.lease_until <= clock_timestamp())::integer as unowned,
+       64 - outbox.leased_shards(k.name) as unowned,
        k.patterns,
        coalesce(k.last_error not like 'client: %%' and (k.last_error_mended_at < k.last_error_at) is not false, false)
            as last_error_open,
@@ -11,8 +10,7 @@ select k.name, k.generation, k.paused, k.circuit, k.in_flight_limit,
  where k.name = any (%(sinks)s::text[])
 union all
 select '~' || r.id, k.generation, k.paused or r.state <> 'running', 'closed', null,
-       (select count(*) from outbox.shard s
-         where s.sink = '~' || r.id and s.lease_until <= clock_timestamp())::integer,
+       64 - outbox.leased_shards('~' || r.id),
        k.patterns, false, k.probes, 'log', null, null, null, null
   from outbox.replay r
   join outbox.sink k on k.name = r.target

@@ -1,17 +1,20 @@
 -- Delete positions of names that are gone, at most `most` of them: a relay that did not know of the removal or the new name
--- of a sink wrote them later. A name with shards is not gone. The names are found by the index, one look for each.
-with recursive named as (
-    (select p.sink from outbox.progress p order by p.sink limit 1)
-    union all
-    select (select p.sink from outbox.progress p where p.sink > n.sink order by p.sink limit 1)
-      from named n
-     where n.sink is not null
+-- of a sink wrote them later. A name with shards is not gone. They are looked for between the names of sinks, whose own
+-- positions may have many dead versions.
+with known as (
+    select n.name, lead(n.name) over (order by n.name) as next
+      from (select '' collate "C" as name union all select k.name from outbox.sink k) n
 ), gone as materialized (
     select p.sink, p.seq
-      from named n
-      join outbox.progress p on p.sink = n.sink
-     where not exists (select from outbox.sink k where k.name = n.sink)
-       and not exists (select from outbox.shard s where s.sink = n.sink)
+      from known n
+     cross join lateral (
+        select o.sink, o.seq
+          from outbox.progress o
+         where o.sink > n.name and (n.next is null or o.sink < n.next)
+           and not exists (select from outbox.shard s where s.sink = o.sink)
+         order by o.sink, o.seq
+         limit %(most)s::integer
+     ) p
      limit %(most)s::integer
 )
 delete from outbox.progress p using gone g where p.sink = g.sink and p.seq = g.seq

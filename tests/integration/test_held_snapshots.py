@@ -1,0 +1,275 @@
+"""Statements that relays repeat, while another session holds a snapshot and VACUUM removes no dead version."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Generator
+from contextlib import contextmanager
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from outbox_relay.domain.event import SHARDS
+from outbox_relay.domain.window import Position
+from outbox_relay.postgres.database import statements
+from tests.support.database import Database, query
+from tests.support.ledger import Ledger, ledger
+from tests.support.wait import auntil
+
+SINK = "s"
+ANY_SIZE = "select outbox.raise_ledger_starts(1, 0)"
+START = "select ledger_start from outbox.sink where name = 's'"
+STANDING = "select * from outbox.standing order by sink, shard"
+LEFT = """
+select extract(epoch from min(lease_until) - now())::float, extract(epoch from max(lease_until) - now())::float
+  from outbox.shard"""
+"""The seconds that are left of the first and of the last lease to end."""
+POSITION = """
+insert into outbox.progress (sink, shards, epochs, a_seq, a_snapshot, a_next, last_id)
+select sink, shards, epochs, a_seq, a_snapshot, a_next, last_id from outbox.progress order by seq desc limit 1"""
+DEAD = """
+insert into outbox.shard (sink, shard)
+select 'none-' || n, m from generate_series(1, {}) n cross join generate_series(0, 63) m"""
+"""Rolled back, it leaves 64 dead versions for each of these sinks."""
+ENTRIES = "select {}".format(
+    ", ".join(
+        f"pg_stat_get_xact_tuples_returned('outbox.{index}'::regclass)"
+        for index in ("shard_pkey", "shard_lease", "progress_pkey")
+    )
+)
+"""The entries that this transaction has read of these indexes, those of dead versions too."""
+
+
+@contextmanager
+def held_snapshot(database: Database) -> Generator[None]:
+    """Hold a snapshot, from before everything that happens in the block."""
+    with database.connect() as holder:
+        holder.execute("set transaction isolation level repeatable read")
+        holder.execute("select pg_current_xact_id()")
+        yield
+
+
+@pytest.fixture
+async def owner(database: Database) -> AsyncGenerator[Ledger]:
+    """Yield a relay that owns all shards of a sink, for a minute."""
+    async with ledger(database) as books:
+        await books.register((SINK, ["*"], "now"))
+        await books.own(SINK)
+        yield books
+
+
+def held(books: Ledger) -> list[tuple[str, int, int]]:
+    """Return what the relay holds: sink, shard and epoch."""
+    return [(SINK, shard, epoch) for shard, epoch in books.epochs[SINK].items()]
+
+
+async def advance(books: Ledger, positions: int) -> None:
+    """Write positions of all shards, and trim the ledger."""
+    for _ in range(positions):
+        await books.catch_up(SINK)
+    while await books.store.trim_progress(1000):
+        pass
+
+
+# -- positions ------------------------------------------------------------------------------------------------------
+
+
+async def test_readers_of_the_ledger_begin_behind_what_was_trimmed(owner: Ledger) -> None:
+    """The entries of an index count the work, also for dead versions."""
+    with held_snapshot(owner.database):
+        await advance(owner, 300)
+        before = owner.query(STANDING)
+        assert owner.query(ANY_SIZE) == [(1,)]
+        assert owner.query(START) == owner.query("select min(seq) from outbox.progress")
+        assert owner.query(STANDING) == before
+        await advance(owner, 2)
+        for name, parameters in {
+            "positions": {"sink": SINK, "shards": list(range(SHARDS)), "server": None},
+            "trim_progress": {"most": 1000},
+            "missing_positions": {},
+            "figures_of_sinks": {},
+            "floor": {},
+            "trim_passes": {},
+        }.items():
+            with owner.database.connect() as connection:
+                connection.execute(statements()[name], parameters)
+                [(_, _, entries)] = connection.execute(ENTRIES.encode()).fetchall()
+            assert entries < 30, name
+        assert len(await owner.store.positions(SINK, range(SHARDS))) == SHARDS
+    assert owner.query(ANY_SIZE) == [(1,)]
+    assert owner.query(ANY_SIZE) == [(0,)]
+
+
+async def test_a_ledger_does_not_start_behind_a_position_that_is_not_committed(owner: Ledger) -> None:
+    """Goes red without the lock: no reader would find the position that was begun first, even if it counts."""
+    with owner.database.connect() as slow:
+        slow.execute(POSITION)
+        await advance(owner, 3)
+        assert owner.query(ANY_SIZE) == [(0,)]
+        slow.execute("update outbox.progress set last_id = 77 where seq = (select max(seq) from outbox.progress)")
+        assert owner.query(START) == [(0,)]
+    [(first,)] = owner.query("select min(seq) from outbox.progress")
+    assert owner.query(ANY_SIZE) == [(1,)]
+    assert owner.query(START) == [(first,)]
+
+
+async def test_the_start_of_a_ledger_waits_for_no_one(owner: Ledger) -> None:
+    await advance(owner, 3)
+    with owner.database.connect() as other:
+        other.execute("select from outbox.sink where name = 's' for update")
+        assert owner.query(ANY_SIZE) == [(0,)]
+    with owner.database.connect() as other:
+        other.execute("lock table outbox.progress in access share mode")
+        assert owner.query(ANY_SIZE) == [(1,)]
+
+
+async def test_a_small_ledger_is_not_locked(owner: Ledger) -> None:
+    await advance(owner, 3)
+    assert await owner.store.raise_ledger_starts() == 0
+    assert owner.query(START) == [(0,)]
+
+
+async def test_a_start_is_raised_only_by_what_was_committed_before_the_lock(owner: Ledger) -> None:
+    with owner.database.connect() as connection:
+        connection.execute("set transaction isolation level repeatable read")
+        with pytest.raises(psycopg.Error, match="must see what is committed before it has its locks"):
+            connection.execute(ANY_SIZE.encode())
+
+
+async def test_a_truncated_ledger_starts_at_its_beginning(owner: Ledger) -> None:
+    """Goes red without the trigger: new positions would have the numbers of old ones, and none would count."""
+    await advance(owner, 3)
+    owner.query(ANY_SIZE)
+    owner.do("truncate outbox.progress restart identity")
+    owner.query("select outbox.rebase()")
+    assert owner.query("select count(*) from outbox.standing") == [(SHARDS,)]
+
+
+async def test_a_renamed_sink_keeps_its_positions(owner: Ledger) -> None:
+    await advance(owner, 3)
+    owner.query(ANY_SIZE)
+    before = owner.query("select shard, a_seq, last_id from outbox.standing order by shard")
+    owner.query("select outbox.rename_sink('s', 'other', null, null)")
+    after = "select shard, a_seq, last_id from outbox.standing where sink = 'other' order by shard"
+    assert owner.query(after) == before
+    owner.query("select outbox.remove_sink('other')")
+    await owner.register(("other", ["*"], "now"))
+    assert owner.query("select count(*) from outbox.standing where sink = 'other'") == [(SHARDS,)]
+
+
+# -- leases ---------------------------------------------------------------------------------------------------------
+
+
+async def test_renewals_and_questions_for_free_shards_pass_by_no_old_version(owner: Ledger) -> None:
+    with held_snapshot(owner.database):
+        for _ in range(30):
+            owner.do("update outbox.shard set lease_until = now() - interval '1 minute' returning 1")
+        owner.do("update outbox.shard set lease_until = now() returning 1")
+        parameters = {
+            "owner": owner.relay,
+            "sinks": [SINK] * SHARDS,
+            "shards": list(owner.epochs[SINK].keys()),
+            "epochs": list(owner.epochs[SINK].values()),
+            "lease": 15.0,
+        }
+        with owner.database.connect() as connection:
+            assert len(connection.execute(statements()["renew_shards"], parameters).fetchall()) == SHARDS
+            assert connection.execute(statements()["sinks"], {"sinks": [SINK]}).fetchall()[0][5] == 0
+            connection.execute(statements()["figures_of_sinks"])
+            [(by_shard, by_lease, _)] = connection.execute(ENTRIES.encode()).fetchall()
+    assert by_shard == 0
+    assert by_lease <= 16 * SHARDS
+
+
+async def test_a_lease_is_renewed_once_a_third_of_it_has_passed(owner: Ledger) -> None:
+    leases = await owner.store.renew_shards(owner.relay, held(owner), 60.0, 5.0)
+    assert leases.keys() == set(held(owner))
+    assert all(50 < seconds <= 60 for seconds in leases.values())
+    versions = owner.query("select xmin::text from outbox.shard order by shard")
+    owner.do("update outbox.shard set lease_until = lease_until - interval '15 seconds' where shard < 10 returning 1")
+    leases = await owner.store.renew_shards(owner.relay, held(owner), 60.0, 5.0)
+    assert all(50 < seconds <= 60 for seconds in leases.values())
+    assert owner.query("select xmin::text from outbox.shard order by shard")[10:] == versions[10:]
+    assert owner.query("select min(lease_until) > now() + interval '50 seconds' from outbox.shard") == [(True,)]
+
+
+async def test_a_lease_that_ended_long_ago_is_renewed_if_no_other_relay_has_claimed_it(owner: Ledger) -> None:
+    owner.do("update outbox.shard set lease_until = now() - interval '1 day' where shard < 10 returning 1")
+    leases = await owner.store.renew_shards(owner.relay, held(owner), 60.0, 5.0)
+    assert leases.keys() == set(held(owner))
+    other = Ledger(owner.database, owner.store)
+    owner.do("update outbox.shard set lease_until = now() - interval '1 day' where shard < 10 returning 1")
+    assert len(await other.own(SINK)) == 10
+    leases = await owner.store.renew_shards(owner.relay, held(owner), 60.0, 5.0)
+    assert {shard for _, shard, _ in leases} == set(range(10, SHARDS))
+
+
+async def test_leases_last_longer_while_there_are_many_dead_versions(owner: Ledger) -> None:
+    owner.do("alter table outbox.shard set (autovacuum_enabled = off)")
+    with owner.database.connect() as connection:
+        connection.execute(DEAD.format(4 * 200_000 // SHARDS).encode())
+        connection.rollback()
+
+    async def counted() -> bool:
+        [(dead,)] = owner.query("select pg_stat_get_dead_tuples('outbox.shard'::regclass)")
+        return dead >= 4 * 200_000
+
+    await auntil(counted, seconds=60, what="the server has counted the dead versions")
+    owner.do("update outbox.shard set lease_until = now() returning 1")
+    leases = await owner.store.renew_shards(owner.relay, held(owner), 15.0, 60.0)
+    assert leases.keys() == set(held(owner))
+    assert all(55 < seconds < 65 for seconds in leases.values())
+    assert owner.query("select outbox.lease_term(400), outbox.lease_term(200)") == [(400, 300)]
+
+
+async def test_no_renewal_makes_a_lease_shorter(owner: Ledger) -> None:
+    """Goes red when a renewal or a reclaim sets the time that it asks for, whatever is left.
+
+    One that is late, as after a wait that its relay gave up, would end a lease in which the relay believes.
+    """
+    long = "update outbox.shard set lease_until = now() + interval '{} seconds', owner = %s returning 1"
+    owner.do(long.format(200), owner.relay)
+    for seconds in (1.0, 600.0):
+        await owner.store.renew_shards(owner.relay, held(owner), seconds, 5.0)
+        [(first, _)] = owner.query(LEFT)
+        assert first > 190
+    owner.do(long.format(200), owner.relay)
+    reclaimed = await owner.store.reclaim_shards(SINK, owner.relay, 15.0)
+    assert len(reclaimed) == SHARDS
+    [(first, last)] = owner.query(LEFT)
+    assert 190 < first <= last < 201
+
+
+async def test_no_relay_believes_in_a_lease_of_a_clock_that_was_ahead(owner: Ledger) -> None:
+    """Goes red without the bound: cap_times makes such a lease shorter, and a relay that was frozen would not know."""
+    owner.do("update outbox.shard set lease_until = now() + interval '1 year' returning 1")
+    leases = await owner.store.renew_shards(owner.relay, held(owner), 15.0, 5.0)
+    assert leases == dict.fromkeys(held(owner), 300)
+    await owner.store.reclaim_shards(SINK, owner.relay, 15.0)
+    [(_, last)] = owner.query(LEFT)
+    assert last < 301
+
+
+async def test_new_epochs_begin_a_pass_also_under_a_long_lease(owner: Ledger) -> None:
+    """Goes red when a reclaim leaves the lease as it is: triggers would take it for a seek."""
+    owner.do("update outbox.shard set lease_until = now() + interval '200 seconds', generation = null returning 1")
+    await owner.store.reclaim_shards(SINK, owner.relay, 15.0)
+    assert owner.query("select count(*) from outbox.shard where generation is null") == [(0,)]
+
+
+async def test_hostile_durations_of_leases(owner: Ledger) -> None:
+    for lease in ("'NaN'", "'Infinity'", "1e300", "-1", "null"):
+        rows = query(
+            owner.database,
+            f"select outbox.renew_shards(%s, array['s'], array[0::smallint], array[%s::bigint], {lease}::float)",
+            uuid4(),
+            owner.epochs[SINK][0],
+        )
+        assert rows == []
+
+
+async def test_positions_that_are_read_are_those_that_were_written(owner: Ledger) -> None:
+    tick = await owner.tick()
+    await owner.place(SINK, Position(tick), range(10))
+    found = await owner.store.positions(SINK, range(10))
+    assert {shard: position.a.seq for shard, position in found.items()} == dict.fromkeys(range(10), tick.seq)
