@@ -1,11 +1,12 @@
 """Measure the statements of a relay while another session holds a snapshot, so that VACUUM removes nothing.
 
-usage: python -m tests.bench.held_snapshot [--hours 3] [--calls 20]
+usage: python -m tests.bench.held_snapshot [--hours 1 3] [--calls 20]
 
 A relay with one sink under load is imitated: ten positions of all 64 shards a second, which another relay would read
 when it takes over, a trim of the ledger and a renewal of the leases every five seconds. The time between them is left
-out, so an hour takes a minute or two. After each hour, prints the medians of the statements in milliseconds, and the
-sizes of their tables, first before the snapshot.
+out, so an hour takes about a minute. Prints the medians of the statements in milliseconds, and the sizes of their
+tables, before the snapshot and after the given hours of it. Before each of these, leases are renewed a few times at
+their real interval: how long ago each version was written matters.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from outbox_relay.domain.event import SHARDS
 from outbox_relay.domain.window import Position
+from outbox_relay.postgres.database import statements
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.relay.housekeeping import TRIM_ROWS
 from tests.support.database import Database, new_database
@@ -28,12 +31,16 @@ from tests.support.ledger import Ledger, ledger
 from tests.support.postgres import PostgresServer
 
 SINK = "s"
-LEASE_SECONDS, LIMIT_SECONDS = 600.0, 60.0
+LEASE_SECONDS, LIMIT_SECONDS = 15.0, 60.0
+SHORT_LEASE_SECONDS = 0.2
+"""The same while the time between statements is left out: a lease is renewed once a third of it has passed."""
 A_SECOND = 10
 """Positions per second."""
 BETWEEN = 5
 """Seconds between two trims, and between two renewals."""
 TABLES = ("progress", "shard", "relay")
+STARTS_BETWEEN = 60
+"""Seconds between two calls that let the ledgers start later."""
 MOST_OVERHEAD = 50
 """A relay waits for this many times the duration of a trim before the next one."""
 
@@ -45,36 +52,67 @@ class Relay:
         self._at = at
         self._next_trim = 0.0
         self._second = 0
+        self._event = 0
 
     async def start(self) -> None:
         """Register the sink and own its shards."""
         await self._at.register((SINK, ["*"], "now"))
         await self._at.live("one", SINK)
         await self._at.own(SINK, lease_seconds=LEASE_SECONDS)
+        [self._event] = self._at.emit("a key")
+
+    async def keep_pace(self) -> None:
+        """Renew the leases at their interval until none is left from before."""
+        for _ in range(round(2 * LEASE_SECONDS / BETWEEN)):
+            await asyncio.sleep(BETWEEN)
+            await self.renew()
+
+    def end_leases(self) -> None:
+        """Let the leases end, so that the next renewal is due."""
+        self._at.do("update outbox.shard set lease_until = now() returning 1")
 
     async def hours(self, hours: float) -> None:
         """Write what a relay writes in ``hours``."""
+        self.end_leases()
         for _ in range(round(hours * 3600 / BETWEEN)):
             for _ in range(BETWEEN * A_SECOND):
                 await self.settle()
             self._second += BETWEEN
-            await self.renew()
+            await self.renew(SHORT_LEASE_SECONDS)
             await self._at.live("one", SINK)
             if self._second >= self._next_trim:
                 self._next_trim = self._second + MOST_OVERHEAD * await seconds(self.trim)
+            if self._second % STARTS_BETWEEN == 0:
+                await self.raise_starts()
 
     async def settle(self) -> None:
         """Write the position of all shards."""
         await self._at.place(SINK, Position(await self._at.tick()))
 
-    async def renew(self) -> None:
+    async def park(self) -> None:
+        """Make a row of an event, under the lock on its shard."""
+        await self._at.park(SINK, self._at.row(self._event))
+
+    async def renew(self, lease_seconds: float = LEASE_SECONDS) -> None:
         """Renew the leases of all shards."""
         held = [(SINK, shard, epoch) for shard, epoch in self._at.epochs[SINK].items()]
-        await self._at.store.renew_shards(self._at.relay, held, LEASE_SECONDS, LIMIT_SECONDS)
+        await self._at.store.renew_shards(self._at.relay, held, lease_seconds, LIMIT_SECONDS)
 
     async def trim(self) -> None:
         """Delete outranked positions."""
         await self._at.store.trim_progress(TRIM_ROWS)
+
+    async def raise_starts(self) -> None:
+        """Let readers of the ledger begin behind what was trimmed."""
+        await self._at.store.raise_ledger_starts()
+
+    async def poll(self) -> None:
+        """Ask for the state of the sink, and for shards without an owner."""
+        await self._at.store.sinks([SINK])
+
+    async def figures(self) -> None:
+        """Read the figures of all sinks."""
+        self._at.query(statements()["figures_of_sinks"])
 
     async def read(self) -> None:
         """Read the positions, as a relay does that takes over."""
@@ -91,28 +129,45 @@ async def seconds(call: Callable[[], Awaitable[object]]) -> float:
 async def figures(relay: Relay, at: Ledger, calls: int) -> dict[str, float]:
     """Return medians in milliseconds, and the sizes of the tables in megabytes."""
     found: dict[str, float] = {}
-    statements = {"settle": relay.settle, "trim": relay.trim, "positions": relay.read, "renew": relay.renew}
+    statements = {
+        "settle": relay.settle,
+        "park": relay.park,
+        "trim": relay.trim,
+        "raise starts": relay.raise_starts,
+        "positions": relay.read,
+        "poll": relay.poll,
+        "renew, none due": relay.renew,
+        "renew": relay.renew,
+        "figures": relay.figures,
+    }
     for name, call in statements.items():
-        found[f"{name}, ms"] = statistics.median([await seconds(call) for _ in range(calls)]) * 1000
+        took = list[float]()
+        for _ in range(calls):
+            if name == "renew":
+                relay.end_leases()
+            took.append(await seconds(call))
+        found[f"{name}, ms"] = statistics.median(took) * 1000
     for table in TABLES:
         [(size,)] = at.query("select pg_total_relation_size(%s::regclass)", f"outbox.{table}")
         found[f"{table}, MB"] = size / 1e6
     return found
 
 
-async def measure(database: Database, hours: int, calls: int) -> None:
-    """Print the figures before the snapshot and after each hour of it."""
+async def measure(database: Database, hours: Sequence[int], calls: int) -> None:
+    """Print the figures before the snapshot and after each number of hours of it."""
     async with ledger(database) as at:
         relay = Relay(at)
         await relay.start()
         await relay.hours(0.01)
+        await relay.keep_pace()
         report(0, await figures(relay, at, calls))
         with database.connect() as holder:
             holder.execute("set transaction isolation level repeatable read")
             holder.execute("select pg_current_xact_id()")
-            for hour in range(1, hours + 1):
-                await relay.hours(1)
-                report(hour, await figures(relay, at, calls))
+            for before, after in pairwise([0, *sorted(hours)]):
+                await relay.hours(after - before)
+                await relay.keep_pace()
+                report(after, await figures(relay, at, calls))
 
 
 def report(hour: int, found: dict[str, Any]) -> None:
@@ -123,7 +178,13 @@ def report(hour: int, found: dict[str, Any]) -> None:
 def main() -> int:
     """Measure on a server of its own."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--hours", type=int, default=3, help="hours for which the snapshot is held; default 3")
+    parser.add_argument(
+        "--hours",
+        type=int,
+        nargs="+",
+        default=[1, 3],
+        help="hours of the snapshot after which is measured; default 1 3",
+    )
     parser.add_argument("--calls", type=int, default=20, help="calls per figure; default 20")
     arguments = parser.parse_args()
 
