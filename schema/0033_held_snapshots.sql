@@ -1,7 +1,7 @@
 -- While a session holds a snapshot, VACUUM removes no version of a row that has died since. The statements that relays repeat
 -- pass by dead versions of positions and leases. Relays of earlier versions work on this schema.
 
-lock table outbox.sink, outbox.shard in access exclusive mode;
+lock table outbox.sink, outbox.shard, outbox.progress in access exclusive mode;
 
 -- ---------------------------------------------------------------------------------------------------------
 -- Leases
@@ -11,20 +11,22 @@ lock table outbox.sink, outbox.shard in access exclusive mode;
 -- that the primary key is no choice: a plan may have been made before there were dead versions.
 create index shard_lease on outbox.shard ((sink || ''), lease_until);
 
--- The duration of leases, in seconds: what is asked for or, while there are many versions that VACUUM cannot remove, up to 300.
--- Each renewal adds one for each shard, and an entry in the primary key passes by all of them.
+-- The duration of leases, in seconds: what is asked for or, while there are many versions that VACUUM has not removed, up to 60.
+-- Each renewal adds one for each shard, and a new entry of the primary key passes by all of them. The number of versions is asked
+-- for only if the table is large: in PostgreSQL 14 the answer takes long.
 create function outbox.lease_term(lease_for double precision) returns double precision
 language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
-    select greatest(lease_for, least(300, lease_for * pg_stat_get_dead_tuples('outbox.shard'::regclass) / 200000))
+    select case when pg_relation_size('outbox.shard') < 16777216 then lease_for
+                else greatest(lease_for, least(60, lease_for * pg_stat_get_dead_tuples('outbox.shard'::regclass) / 200000)) end
 $$;
 
--- Renew the leases of these shards that this owner has at these epochs and that ended less than `lease_for` (at most 600) seconds
--- ago, if a third of their time has passed. Return these and the others that it still has, and the seconds until each ends.
+-- Renew the leases of these shards that this owner has at these epochs, and return the seconds until each ends. While leases last
+-- longer than `lease_for` (at most 600) seconds, those are left alone of which half, and a third of `lease_for`, is left.
 --
--- No lease is made shorter: its owner may have given up the wait for this call, and believe in a longer one. An owner believes in
--- 300 seconds or `lease_for` at most, because outbox-relay caps longer leases, which were written while the clock was ahead.
+-- A relay believes in `lease_for` seconds at most. So a renewal that takes effect late, after its relay has given up the wait,
+-- may make a lease shorter: it still lasts for longer than the relay believes.
 create function outbox.renew_shards(
     owner_id uuid, sinks text[], shards smallint[], epochs bigint[], lease_for double precision
 ) returns table (sink text, shard smallint, epoch bigint, lease_seconds double precision)
@@ -42,23 +44,27 @@ declare
     second constant interval := '1 second';
     seconds constant double precision := least(greatest(coalesce(lease_for, 0), 0), 600);
     term constant double precision := outbox.lease_term(seconds);
-    longest constant double precision := greatest(seconds, 300);
     since constant timestamptz := now() - seconds * second;
-    fresh constant timestamptz := now() + (term * 2 / 3 + seconds / 6) * second;
+    -- Between these a lease is not renewed. Longer ones were written while the clock was ahead.
+    enough constant timestamptz := now() + (term / 2 + seconds / 3) * second;
+    longest constant timestamptz := now() + greatest(seconds, 60) * second;
+    found_rows integer;
 begin
     return query
     with held as materialized (
-        select c.sink, c.shard, c.epoch, c.lease_until
+        select c.sink, c.shard, c.epoch, c.lease_until, term > seconds and c.lease_until between enough and longest as stays
           from outbox.shard c
           join unnest(sinks, shards, epochs) k (sink, shard, epoch)
             on k.sink = c.sink and k.shard = c.shard and k.epoch = c.epoch
          where (c.sink || '') = any (names) and c.lease_until > since and c.owner = owner_id
     ),
+    -- In this order the primary key is no help.
     due as materialized (
         select c.sink, c.shard, c.epoch
           from outbox.shard c
-         where (c.sink || '') = any (names) and c.lease_until > since and c.lease_until < fresh and c.owner = owner_id
-         order by c.sink, c.shard
+         where (c.sink || '') = any (names) and c.lease_until > since and c.owner = owner_id
+           and not (term > seconds and c.lease_until between enough and longest)
+         order by (c.sink || ''), c.shard
            for no key update of c
     ),
     renewed as (
@@ -70,10 +76,29 @@ begin
         returning s.sink, s.shard, s.epoch, s.lease_until
     )
     select h.sink, h.shard, h.epoch,
-           least(longest, extract(epoch from coalesce(r.lease_until, h.lease_until) - clock_timestamp())::double precision)
+           extract(epoch from coalesce(r.lease_until, h.lease_until) - clock_timestamp())::double precision
       from held h
       left join renewed r on r.sink = h.sink and r.shard = h.shard and r.epoch = h.epoch
-     where r.sink is not null or h.lease_until >= fresh;
+     where h.stays or r.sink is not null;
+    get diagnostics found_rows = row_count;
+    if found_rows >= cardinality(sinks) then
+        return;
+    end if;
+    -- Those that ended long ago, such as all of them after the clock was set forward. This passes by all versions.
+    return query
+    with lapsed as materialized (
+        select c.sink, c.shard, c.epoch
+          from outbox.shard c
+         where (c.sink || '') = any (names) and c.lease_until <= since and c.owner = owner_id
+         order by (c.sink || ''), c.shard
+           for no key update of c
+    )
+    update outbox.shard s
+       set lease_until = clock_timestamp() + seconds * second
+      from unnest(sinks, shards, epochs) k (sink, shard, epoch)
+      join lapsed l on l.sink = k.sink and l.shard = k.shard and l.epoch = k.epoch
+     where (s.sink || '') = any (names) and s.lease_until <= since and s.sink = l.sink and s.shard = l.shard
+    returning s.sink, s.shard, s.epoch, seconds;
 end
 $$;
 
@@ -200,51 +225,71 @@ begin
 end
 $$;
 
+-- A number at which the ledger of this sink may start: that of its first position from `start` on or, if that lies behind it, one
+-- that is `step` higher. Null if the sink has no position.
+create function outbox.ledger_start(sink_name text, start bigint, step bigint) returns bigint
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $$
+begin
+    return coalesce(
+        (select p.seq from outbox.progress p
+          where p.sink = sink_name and p.seq >= start and p.seq < start + step order by p.seq limit 1),
+        least(start + step, (select p.seq from outbox.progress p
+                              where p.sink = sink_name and p.seq >= start order by p.seq desc limit 1)));
+end
+$$;
+
 -- Let the ledgers of sinks start at their first position, if at least `ahead` (2,000) numbers lie before it, and return the
--- number of such sinks. Nothing is done while the table is smaller than `small` bytes (8 MiB), or while others lock it.
+-- number of such sinks. A call looks at 20,000 numbers of each sink, and raises the start of eight: a ledger may start anywhere
+-- before its first position. Nothing is done while the table is smaller than `small` bytes (8 MiB), or while others lock it.
 --
 -- A session takes the number of a position after it has locked the table for INSERT. So under the lock of this function no
--- session has a number whose position it has not committed, and each later position has a larger number. The update sees what
--- was committed before it got the lock: this needs READ COMMITTED.
+-- session has a number whose position it has not committed, and each later position has a larger number, unless sessions keep
+-- numbers (CACHE). The update sees what was committed before it got the lock: this needs READ COMMITTED.
 create function outbox.raise_ledger_starts(ahead bigint default null, small bigint default null) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '50ms'
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set enable_bitmapscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
 set jit = off
 as $$
 declare
+    step constant bigint := 20000;
+    most constant integer := 8;
+    fewest constant bigint := least(greatest(coalesce(ahead, 2000), 1), step);
     names text[];
     raised integer;
 begin
     perform outbox.require_read_committed('outbox.raise_ledger_starts');
-    if pg_relation_size('outbox.progress') < coalesce(small, 8388608) then
+    if pg_relation_size('outbox.progress') < coalesce(small, 8388608) or exists (
+        select from pg_sequence q
+         where q.seqrelid = pg_get_serial_sequence('outbox.progress', 'seq')::regclass and q.seqcache > 1) then
         return 0;
     end if;
-    select array_agg(k.name) into names
-      from outbox.sink k
-     cross join lateral (
-        select p.seq from outbox.progress p where p.sink = k.name and p.seq >= k.ledger_start order by p.seq limit 1
-     ) first
-     where first.seq - k.ledger_start >= greatest(coalesce(ahead, 2000), 1);
-    if names is null then
+    names := array(
+        select n.name
+          from (select k.name, outbox.ledger_start(k.name, k.ledger_start, step) - k.ledger_start as numbers
+                  from outbox.sink k offset 0) n
+         where n.numbers >= fewest
+         order by n.numbers desc
+         limit most);
+    if cardinality(names) = 0 then
         return 0;
     end if;
+    -- The lock lasts until the commit, which need not wait for a standby.
+    perform set_config('synchronous_commit', 'local', true);
     lock table outbox.progress in share mode;
     -- A session that has locked a sink may wait for this one, so its sink is left for the next call.
     update outbox.sink k
-       set ledger_start = first.seq
+       set ledger_start = coalesce(outbox.ledger_start(free.name, free.ledger_start, step), free.ledger_start)
       from (
         select o.name, o.ledger_start from outbox.sink o where o.name = any (names) order by o.name
            for no key update skip locked
      ) free
-     cross join lateral (
-        select p.seq from outbox.progress p where p.sink = free.name and p.seq >= free.ledger_start order by p.seq limit 1
-     ) first
      where k.name = free.name;
     get diagnostics raised = row_count;
     return raised;
@@ -252,20 +297,6 @@ exception when lock_not_available then
     return 0;
 end
 $$;
-
--- TRUNCATE can begin the numbers again.
-create function outbox.ledger_truncated() returns trigger
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    update outbox.sink k set ledger_start = 0 where k.ledger_start > 0;
-    return null;
-end
-$$;
-
-create trigger ledger_truncated after truncate on outbox.progress
-for each statement execute function outbox.ledger_truncated();
 
 -- As in version 2, from the start of the ledger of each sink.
 create or replace function outbox.keep_positions() returns trigger
@@ -311,7 +342,7 @@ begin
 end
 $$;
 
--- As in version 32, from the start of the ledger of each sink.
+-- As in version 32, from the start of the ledger of each sink, and without its shards, which have many dead versions.
 create or replace function outbox.trim_passes() returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -334,7 +365,7 @@ begin
         select n.*, lead(n.begins_at) over w as next_begins_at, lead(n.begins_in) over w as next_begins_in,
                lead(n.begun_at) over w as next_begun_at, lead(n.epoch) over w as next_epoch,
                coalesce(n.end_seq, lead(n.begun_seq) over w) as final_seq
-          from outbox.shard s
+          from (select k.name as sink, m::smallint as shard from outbox.sink k cross join generate_series(0, 63) m) s
          cross join lateral (
             select p.sink, p.shard, p.seq, p.epoch, p.begun_at, p.begun_seq, p.ended_at, p.end_seq,
                    greatest(p.a_seq, p.b_seq, p.last_id) as begins_at,
@@ -411,5 +442,87 @@ begin
              limit 1000
                for update skip locked));
     return removed;
+end
+$$;
+
+-- As in version 16, and new positions have larger numbers than every ledger starts at, whatever the sequence says.
+create or replace function outbox.rebase(actor text default null, reason text default null) returns bigint
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    alive text;
+    here constant bigint := (select c.system_identifier from pg_control_system() c);
+    given_out bigint;
+    highest bigint;
+    new_floor bigint;
+    oldest bigint;
+    outranked bigint;
+    fence bigint;
+begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception 'outbox.rebase must see what is committed before it has its locks'
+            using errcode = 'invalid_transaction_state', hint = 'Run it in a transaction that is READ COMMITTED.';
+    end if;
+    select string_agg(format('%s (seen %s s ago)', r.name, round(extract(epoch from clock_timestamp() - r.seen_at))),
+                      ', ' order by r.name)
+      into alive
+      from (select * from outbox.relay where seen_at > clock_timestamp() - interval '30 seconds' limit 20) r;
+    if alive is not null then
+        raise exception using errcode = 'object_in_use',
+            message = format('relays are running: %s; stop every relay first', alive),
+            hint = 'A relay that crashed counts as running for 30 seconds.';
+    end if;
+    lock table outbox.event, outbox.sink, outbox.shard, outbox.progress, outbox.delivery in access exclusive mode;
+    given_out := coalesce(pg_sequence_last_value('outbox.event_id_seq'), 0);
+    highest := greatest(
+        given_out,
+        (select max(e.id) from outbox.event e),
+        (select max(d.id) from outbox.delivery d),
+        (select max(m.id) from outbox.discarded m),
+        (select max(greatest(p.a_seq, p.b_seq, p.last_id)) from outbox.progress p),
+        (select m.floor from outbox.meta m)
+    );
+    new_floor := highest;
+    if given_out < highest or (
+        here is distinct from (select m.system_identifier from outbox.meta m)
+        and exists (select from outbox.event e group by e.id having count(*) > 1)
+    ) then
+        new_floor := highest + outbox.renumber(given_out, highest);
+    end if;
+    perform setval('outbox.event_id_seq', greatest(new_floor, 1), new_floor > 0);
+    oldest := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
+    outranked := greatest((select max(p.seq) from outbox.progress p), (select max(k.ledger_start) from outbox.sink k), 0);
+    perform setval(q.name, greatest(outranked, 1))
+       from (select pg_get_serial_sequence('outbox.progress', 'seq') as name) q
+      where outranked >= nextval(q.name);
+    fence := outbox.raise_config() << 32;
+    update outbox.shard s set epoch = greatest(s.epoch + 1, fence), owner = null, lease_until = clock_timestamp();
+    delete from outbox.sink_pass;
+    delete from outbox.late_position;
+    delete from outbox.row_ahead;
+    insert into outbox.shard (sink, shard, epoch)
+    select k.name, n, fence from outbox.sink k cross join generate_series(0, 63) n
+        on conflict do nothing;
+    insert into outbox.progress (sink, shards, epochs, a_seq, a_snapshot, a_next, b_seq, b_snapshot, b_next, last_id)
+    select k.name, u.shards, e.epochs, u.upto_id, '3:3:', 3,
+           new_floor, '9223372036854775807:9223372036854775807:', oldest, 0
+      from outbox.sink k
+     cross join lateral outbox.settled_upto(k.name) u
+     cross join lateral (
+        select array_agg(s.epoch order by s.shard) as epochs from outbox.shard s
+         where s.sink = k.name and s.shard = any (u.shards)
+     ) e;
+    delete from outbox.progress p where p.seq <= outranked;
+    update outbox.day
+       set checked_snapshot = null, archived_to = null, sha256 = null, events = null, archived_snapshot = null,
+           archived_before = null, archived_on = null
+     where emptied_at is null;
+    update outbox.meta m
+       set floor = new_floor, floor_xid = oldest, system_identifier = here,
+           min_relay = case when exists (select from outbox.discarded) then greatest(m.min_relay, 3) else m.min_relay end;
+    perform outbox.record_action('rebase', null, jsonb_build_object('floor', new_floor), 1, actor,
+                                  nullif(trim(reason), ''));
+    return new_floor;
 end
 $$;

@@ -55,21 +55,10 @@ class ShardStatements(Database):
     async def renew_shards(
         self, owner: UUID, held: Sequence[HeldShard], lease_seconds: float, deadline: float
     ) -> dict[HeldShard, float]:
-        """Renew the leases of ``held`` (sink, shard, epoch) where a third of their time has passed.
+        """Renew the leases of ``held`` (sink, shard, epoch), unless much more than ``lease_seconds`` is left of them.
 
-        Return those that ``owner`` still has, and the seconds until each ends: ``lease_seconds``, or more while the
-        database has many dead versions of shards. Each of the two statements that this may need has ``deadline``
-        seconds.
+        Return those that ``owner`` still has, and the seconds until each ends.
         """
-        kept = await self._renew("renew_shards", owner, held, lease_seconds, deadline)
-        if lapsed := [each for each in held if each not in kept]:
-            # Such as all of them after the server's clock was set forward.
-            kept |= await self._renew("renew_lapsed_shards", owner, lapsed, lease_seconds, deadline)
-        return kept
-
-    async def _renew(
-        self, statement: str, owner: UUID, held: Sequence[HeldShard], lease_seconds: float, deadline: float
-    ) -> dict[HeldShard, float]:
         parameters = {
             "owner": owner,
             "sinks": [h[0] for h in held],
@@ -77,7 +66,7 @@ class ShardStatements(Database):
             "epochs": [h[2] for h in held],
             "lease": lease_seconds,
         }
-        rows = await self._rows(statement, parameters, deadline=deadline)
+        rows = await self._rows("renew_shards", parameters, deadline=deadline)
         return {(sink, shard, epoch): seconds for sink, shard, epoch, seconds in rows}
 
     async def release_shards(self, sink: str, owner: UUID, held: Mapping[int, int]) -> None:

@@ -112,7 +112,7 @@ class Housekeeping:
             Chore("make partitions", store.make_partitions, 60.0, 2.0),
             Chore("make partitions of attempts", store.make_attempt_partitions, 60.0, 2.0),
             Chore("trim the ledger", ledger.trim, 5.0, 15.0, ledger.is_behind),
-            Chore("raise the starts of ledgers", store.raise_ledger_starts, 60.0, 60.0),
+            Chore("raise the starts of ledgers", store.raise_ledger_starts, 60.0, 60.0, bool),
             Chore("trim positions of former sinks", partial(store.trim_former_positions, TRIM_ROWS), 600.0, 60.0, bool),
             Chore("trim relays", store.trim_relays, 600.0, 60.0),
             Chore("cap times", partial(store.cap_times, MOST_LEASE_SECONDS), 60.0, 60.0),

@@ -213,7 +213,8 @@ class LeaseManager:
         lost: Counter[str] = Counter()
         for sink, shard, epoch in asked:
             if (seconds := kept.get((sink, shard, epoch))) is not None:
-                sinks[sink].confirm(shard, epoch, sent + seconds - self._margin)
+                # The database may lease a shard for longer, which saves versions of rows and is nothing to rely on.
+                sinks[sink].confirm(shard, epoch, sent + min(seconds, self.lease_seconds) - self._margin)
             else:
                 lost[sink] += sinks[sink].lose(shard, epoch)
         for sink, shards in (+lost).items():

@@ -35,14 +35,7 @@ LOCK_TIMEOUT = "set lock_timeout = '2s'"
 """No statement here ever waits for a lock. One that does, because a rule was broken, fails."""
 OWNERS_CHANGE = frozenset({"claim_shards", "reclaim_shards", "release_shards", "release_unknown_shards"})
 WAITS_FOR_SHARDS = frozenset(
-    {
-        "renew_shards",
-        "renew_lapsed_shards",
-        "reclaim_shards",
-        "release_shards",
-        "release_unknown_shards",
-        "reset_crashes",
-    }
+    {"renew_shards", "reclaim_shards", "release_shards", "release_unknown_shards", "reset_crashes"}
 )
 """Statements that wait for the end of a settlement under way of their own worker."""
 
@@ -281,7 +274,7 @@ class SteppedStore(Store):
         if name in {"delete_rows", "update_rows"}:
             ids = await self._rows_of_others(parameters["ids"], parameters["leases"])
             return (ROWS, self._sink, ids) if ids else ()
-        if name in {"renew_shards", "renew_lapsed_shards", "release_shards", "reset_crashes"}:
+        if name in {"renew_shards", "release_shards", "reset_crashes"}:
             stale = await self._stale(parameters["owner"], parameters["shards"], parameters["epochs"])
             return (SHARDS_OF_OTHERS, self._sink, stale) if stale else ()
         return ()

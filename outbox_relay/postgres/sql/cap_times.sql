@@ -3,7 +3,10 @@
 -- renew both before they end.
 with late as materialized (
     select s.sink, s.shard from outbox.shard s
-     where s.lease_until > clock_timestamp() + case when s.owner is null then 1 else %(most)s::double precision + 60 end
+     where (s.sink || '') = any (array(
+            select k.name from outbox.sink k union all select '~' || r.id from outbox.replay r where not r.cleared))
+       and s.lease_until > now() + interval '1 second'
+       and s.lease_until > clock_timestamp() + case when s.owner is null then 1 else %(most)s::double precision + 60 end
                                                * interval '1 second'
      order by s.sink, s.shard
        for no key update skip locked

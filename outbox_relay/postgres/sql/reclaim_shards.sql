@@ -1,11 +1,7 @@
 -- Raise the epochs of the shards of this relay. This statement waits for a settlement at an old epoch that has passed
--- its fence. A settlement that has not passed it fails there. No lease is made shorter, as in outbox.renew_shards, and each is
--- changed, by which triggers tell this from a seek.
+-- its fence. A settlement that has not passed it fails there.
 update outbox.shard s
-   set epoch = s.epoch + 1,
-       lease_until = greatest(clock_timestamp() + %(lease)s::double precision * interval '1 second',
-                              least(s.lease_until + interval '1 microsecond',
-                                    clock_timestamp() + greatest(%(lease)s::double precision, 300) * interval '1 second'))
+   set epoch = s.epoch + 1, lease_until = clock_timestamp() + %(lease)s::double precision * interval '1 second'
   from (
     select c.shard from outbox.shard c where c.sink = %(sink)s and c.owner = %(owner)s::uuid order by c.shard for update
   ) mine
