@@ -7,8 +7,8 @@ lock table outbox.sink, outbox.shard, outbox.progress in access exclusive mode;
 -- Leases
 -- ---------------------------------------------------------------------------------------------------------
 
--- All versions of a row but its last few have an older `lease_until`, so a condition on it leaves them out. Of an expression, so
--- that the primary key is no choice: a plan may have been made before there were dead versions.
+-- All versions of a row but its last few have an older `lease_until`, so a condition on it leaves them out. Of an expression, by
+-- which statements also join and sort: the primary key, which is smaller, is no choice for any plan then.
 create index shard_lease on outbox.shard ((sink || ''), lease_until);
 
 -- The duration of leases, in seconds: what is asked for or, while there are many versions that VACUUM has not removed, up to 60.
@@ -55,15 +55,14 @@ begin
         select c.sink, c.shard, c.epoch, c.lease_until, term > seconds and c.lease_until between enough and longest as stays
           from outbox.shard c
           join unnest(sinks, shards, epochs) k (sink, shard, epoch)
-            on k.sink = c.sink and k.shard = c.shard and k.epoch = c.epoch
+            on k.sink = (c.sink || '') and k.shard = c.shard and k.epoch = c.epoch
          where (c.sink || '') = any (names) and c.lease_until > since and c.owner = owner_id
     ),
-    -- In this order the primary key is no help.
     due as materialized (
         select c.sink, c.shard, c.epoch
           from outbox.shard c
+          join held h on h.sink = (c.sink || '') and h.shard = c.shard and not h.stays
          where (c.sink || '') = any (names) and c.lease_until > since and c.owner = owner_id
-           and not (term > seconds and c.lease_until between enough and longest)
          order by (c.sink || ''), c.shard
            for no key update of c
     ),
@@ -72,7 +71,7 @@ begin
            set lease_until = clock_timestamp() + term * second
           from held h
           join due d on d.sink = h.sink and d.shard = h.shard and d.epoch = h.epoch
-         where (s.sink || '') = any (names) and s.lease_until > since and s.sink = d.sink and s.shard = d.shard
+         where (s.sink || '') = any (names) and s.lease_until > since and (s.sink || '') = d.sink and s.shard = d.shard
         returning s.sink, s.shard, s.epoch, s.lease_until
     )
     select h.sink, h.shard, h.epoch,
@@ -97,7 +96,7 @@ begin
        set lease_until = clock_timestamp() + seconds * second
       from unnest(sinks, shards, epochs) k (sink, shard, epoch)
       join lapsed l on l.sink = k.sink and l.shard = k.shard and l.epoch = k.epoch
-     where (s.sink || '') = any (names) and s.lease_until <= since and s.sink = l.sink and s.shard = l.shard
+     where (s.sink || '') = any (names) and s.lease_until <= since and (s.sink || '') = l.sink and s.shard = l.shard
     returning s.sink, s.shard, s.epoch, seconds;
 end
 $$;
@@ -225,76 +224,66 @@ begin
 end
 $$;
 
--- A number at which the ledger of this sink may start: that of its first position from `start` on or, if that lies behind it, one
--- that is `step` higher. Null if the sink has no position.
-create function outbox.ledger_start(sink_name text, start bigint, step bigint) returns bigint
-language plpgsql volatile
+-- Let the ledger of a sink start at its first position, if at least `ahead` (2,000) numbers lie before it. Return true if it
+-- should be called again soon, for other sinks or because others had locked the ledger. A call passes by trimmed positions for
+-- about 20 ms, and once more under the lock: a ledger may start anywhere before its first position. Nothing is done while the
+-- table is smaller than `small` bytes (8 MiB).
+--
+-- A session takes the number of a position after it has locked the table for INSERT. So under the lock of this function no
+-- session has a number whose position it has not committed, and each later position has a larger number, unless sessions keep
+-- numbers (CACHE). What was committed before the lock is seen after it: this needs READ COMMITTED.
+create function outbox.raise_ledger_starts(ahead bigint default null, small bigint default null) returns boolean
+language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set enable_bitmapscan = off
 set jit = off
 as $$
-begin
-    return coalesce(
-        (select p.seq from outbox.progress p
-          where p.sink = sink_name and p.seq >= start and p.seq < start + step order by p.seq limit 1),
-        least(start + step, (select p.seq from outbox.progress p
-                              where p.sink = sink_name and p.seq >= start order by p.seq desc limit 1)));
-end
-$$;
-
--- Let the ledgers of sinks start at their first position, if at least `ahead` (2,000) numbers lie before it, and return the
--- number of such sinks. A call looks at 20,000 numbers of each sink, and raises the start of eight: a ledger may start anywhere
--- before its first position. Nothing is done while the table is smaller than `small` bytes (8 MiB), or while others lock it.
---
--- A session takes the number of a position after it has locked the table for INSERT. So under the lock of this function no
--- session has a number whose position it has not committed, and each later position has a larger number, unless sessions keep
--- numbers (CACHE). The update sees what was committed before it got the lock: this needs READ COMMITTED.
-create function outbox.raise_ledger_starts(ahead bigint default null, small bigint default null) returns integer
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
-set lock_timeout = '50ms'
-set jit = off
-as $$
 declare
-    step constant bigint := 20000;
-    most constant integer := 8;
-    fewest constant bigint := least(greatest(coalesce(ahead, 2000), 1), step);
-    names text[];
-    raised integer;
+    fewest constant bigint := greatest(coalesce(ahead, 2000), 1);
+    patience constant interval := '20 milliseconds';
+    sink record;
+    began timestamptz;
+    step bigint;
+    target bigint;
+    first bigint;
+    newest bigint;
 begin
     perform outbox.require_read_committed('outbox.raise_ledger_starts');
     if pg_relation_size('outbox.progress') < coalesce(small, 8388608) or exists (
         select from pg_sequence q
          where q.seqrelid = pg_get_serial_sequence('outbox.progress', 'seq')::regclass and q.seqcache > 1) then
-        return 0;
+        return false;
     end if;
-    names := array(
-        select n.name
-          from (select k.name, outbox.ledger_start(k.name, k.ledger_start, step) - k.ledger_start as numbers
-                  from outbox.sink k offset 0) n
-         where n.numbers >= fewest
-         order by n.numbers desc
-         limit most);
-    if cardinality(names) = 0 then
-        return 0;
-    end if;
-    -- The lock lasts until the commit, which need not wait for a standby.
-    perform set_config('synchronous_commit', 'local', true);
-    lock table outbox.progress in share mode;
-    -- A session that has locked a sink may wait for this one, so its sink is left for the next call.
-    update outbox.sink k
-       set ledger_start = coalesce(outbox.ledger_start(free.name, free.ledger_start, step), free.ledger_start)
-      from (
-        select o.name, o.ledger_start from outbox.sink o where o.name = any (names) order by o.name
-           for no key update skip locked
-     ) free
-     where k.name = free.name;
-    get diagnostics raised = row_count;
-    return raised;
+    for sink in select k.name, k.ledger_start from outbox.sink k order by k.name loop
+        began := clock_timestamp();
+        step := 5000;
+        target := sink.ledger_start;
+        newest := (select p.seq from outbox.progress p where p.sink = sink.name and p.seq >= target order by p.seq desc limit 1);
+        while newest is not null loop
+            first := (select p.seq from outbox.progress p
+                       where p.sink = sink.name and p.seq >= target and p.seq < target + step order by p.seq limit 1);
+            target := coalesce(first, least(target + step, newest));
+            exit when first is not null or clock_timestamp() > began + patience;
+            step := step * 2;
+        end loop;
+        continue when target - sink.ledger_start < fewest;
+        -- The lock lasts until the commit, which need not wait for a standby.
+        perform set_config('synchronous_commit', 'local', true);
+        lock table outbox.progress in share mode nowait;
+        first := (select p.seq from outbox.progress p
+                   where p.sink = sink.name and p.seq >= sink.ledger_start and p.seq < target order by p.seq limit 1);
+        -- A session that has locked the sink may wait for this one, so the sink is left for another call.
+        update outbox.sink k
+           set ledger_start = coalesce(first, target)
+          from (select o.name from outbox.sink o where o.name = sink.name for no key update skip locked) free
+         where k.name = free.name and k.ledger_start = sink.ledger_start;
+        return true;
+    end loop;
+    return false;
 exception when lock_not_available then
-    return 0;
+    return true;
 end
 $$;
 
@@ -445,7 +434,7 @@ begin
 end
 $$;
 
--- As in version 16, and new positions have larger numbers than every ledger starts at, whatever the sequence says.
+-- As in version 16, and ledgers start at their beginning: after a partial restore their positions may have any number.
 create or replace function outbox.rebase(actor text default null, reason text default null) returns bigint
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -474,6 +463,7 @@ begin
             hint = 'A relay that crashed counts as running for 30 seconds.';
     end if;
     lock table outbox.event, outbox.sink, outbox.shard, outbox.progress, outbox.delivery in access exclusive mode;
+    update outbox.sink set ledger_start = 0 where ledger_start > 0;
     given_out := coalesce(pg_sequence_last_value('outbox.event_id_seq'), 0);
     highest := greatest(
         given_out,
@@ -492,7 +482,7 @@ begin
     end if;
     perform setval('outbox.event_id_seq', greatest(new_floor, 1), new_floor > 0);
     oldest := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
-    outranked := greatest((select max(p.seq) from outbox.progress p), (select max(k.ledger_start) from outbox.sink k), 0);
+    outranked := coalesce((select max(p.seq) from outbox.progress p), 0);
     perform setval(q.name, greatest(outranked, 1))
        from (select pg_get_serial_sequence('outbox.progress', 'seq') as name) q
       where outranked >= nextval(q.name);

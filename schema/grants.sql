@@ -131,7 +131,6 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     -- Passes.
     ('relay', 'function', '{trim_discarded, trim_passes, why}', null, 'EXECUTE'),
     ('read', 'function', '{event_states, why}', null, 'EXECUTE'),
-    ('owner', 'function', '{ledger_start}', null, 'EXECUTE'),
     ('owner', 'function', '{begin_claimed, begin_passes, end_passes, in_seconds, keep_late, keep_patterns, keep_rows_ahead, '
                           'mark_generation, move_passes, newest_xid, pass_spans, passage, passage_states, passes_deleted, '
                           'recorded_deliveries, '

@@ -109,10 +109,13 @@ class ShardStatements(Database):
         [(removed,)] = await self._rows("trim_progress", {"most": most})
         return removed
 
-    async def raise_ledger_starts(self) -> int:
-        """Let readers of the ledger begin behind what was trimmed; return the number of sinks for which they do."""
-        [(raised,)] = await self._rows("raise_ledger_starts", {})
-        return raised
+    async def raise_ledger_starts(self) -> bool:
+        """Let readers of the ledger of a sink begin behind what was trimmed.
+
+        Return True if it should be called again soon.
+        """
+        [(again,)] = await self._rows("raise_ledger_starts", {})
+        return again
 
     async def trim_passes(self) -> int:
         """Remove passes that no event of the log can need, a bounded number for each shard; return how many."""

@@ -1,2 +1,2 @@
--- Let readers of the ledger begin behind what was trimmed, and return the number of sinks for which they do.
-select outbox.raise_ledger_starts() as raised
+-- Let readers of the ledger of a sink begin behind what was trimmed. Return true if it should be called again soon.
+select outbox.raise_ledger_starts() as again
