@@ -28,7 +28,7 @@ TIMED_OUT = "from pytest-timeout"
 OF_THE_TOOL = "hypothesis.errors."
 """Errors that say something of the drawn sequences, and nothing of the product."""
 """Text of pytest for a test that exceeded its time limit."""
-SCHEMA = "schema/0001_outbox.sql"
+STANDING = "schema/0033_held_snapshots.sql"
 CLAIM = "outbox.claim_rows"
 SETTLE = "outbox.settle"
 EARLIER = "outbox_relay/relay/earlier_outcomes.py"
@@ -78,9 +78,9 @@ MUTATIONS = (
              " and s.epoch = f.epoch and s.owner = owner_id\n"
              "             order", "\n             order"),
     Mutation("it keeps its shards locked until it commits", SETTLE, "               for share of s\n"),
-    Mutation("of the ledger's rows the highest epoch counts", SCHEMA,
-             "order by p.sink, u.shard, u.epoch desc, p.seq desc",
-             "order by p.sink, u.shard, p.seq desc"),
+    Mutation("of the ledger's rows the highest epoch counts", STANDING,
+             "order by k.name, u.shard, u.epoch desc, p.seq desc",
+             "order by k.name, u.shard, p.seq desc"),
     Mutation("a row is gone only under its lease", "outbox_relay/postgres/sql/delete_rows.sql",
              " and d.lease = r.lease"),
     Mutation("a row goes back only under its lease", "outbox_relay/postgres/sql/update_rows.sql",
