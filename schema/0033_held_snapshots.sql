@@ -1,5 +1,5 @@
 -- While a session holds a snapshot, VACUUM removes no version of a row that has died since. The statements that relays repeat
--- pass by dead versions of positions and leases. Relays of earlier versions work on this schema.
+-- look at few of them. Relays of earlier versions work on this schema.
 
 lock table outbox.sink, outbox.shard, outbox.progress in access exclusive mode;
 
@@ -80,10 +80,11 @@ begin
       left join renewed r on r.sink = h.sink and r.shard = h.shard and r.epoch = h.epoch
      where h.stays or r.sink is not null;
     get diagnostics found_rows = row_count;
-    if found_rows >= cardinality(sinks) then
+    if found_rows >= cardinality(sinks) or term > seconds then
         return;
     end if;
-    -- Those that ended long ago, such as all of them after the clock was set forward. This passes by all versions.
+    -- Those that ended long ago, such as all of them after the clock was set forward. This passes by all versions: while there are
+    -- many, such leases are lost, or one that is lost would delay the renewal of all others.
     return query
     with lapsed as materialized (
         select c.sink, c.shard, c.epoch

@@ -253,6 +253,9 @@ async def test_leases_last_longer_while_there_are_many_dead_versions(owner: Ledg
     assert leases.keys() == set(held(owner))
     assert all(45 < seconds < 55 for seconds in leases.values())
     assert owner.query(versions)[11:] == before[11:]
+    owner.do("update outbox.shard set lease_until = now() - interval '1 day' where shard < 10 returning 1")
+    leases = await owner.store.renew_shards(owner.relay, held(owner), 40.0, 60.0)
+    assert {shard for _, shard, _ in leases} == set(range(10, SHARDS))
 
 
 async def test_a_late_renewal_leaves_a_lease_for_as_long_as_its_relay_believes(owner: Ledger) -> None:
