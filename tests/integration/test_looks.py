@@ -356,8 +356,10 @@ async def test_the_reason_why_no_connection_can_be_made_is_named_by_every_statem
     store = Store(lambda: database.dsn_as("locked_out"), pooler=False, connections=2)
     try:
         await store.open()
+        await look_is_ready(store)  # one that is still being made would end for another reason
         query(database, "alter role locked_out nologin")
         query(database, "select pg_terminate_backend(pid) from pg_stat_activity where usename = 'locked_out'")
+        store.give_up_looks()
         await has_trouble(store)
         said = ""
         async with asyncio.timeout(20):
