@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import http.client
 import json
 import os
 import sys
@@ -137,6 +136,8 @@ def _colors() -> bool:
 
 
 def _health(arguments: argparse.Namespace) -> int:
+    import http.client
+
     address = load_settings(arguments).http.address
     if address is None:
         raise ConfigurationError('there is no listener to ask: set listen = "127.0.0.1:8080" in [http]')
@@ -156,6 +157,8 @@ def _health(arguments: argparse.Namespace) -> int:
 
 def _get(host: str, port: int, path: str) -> tuple[int, str]:
     """Return status and body of a GET within ``HEALTH_SECONDS``. Raises OSError or HTTPException."""
+    import http.client
+
     until = time.monotonic() + HEALTH_SECONDS
     connection = http.client.HTTPConnection(host, port, timeout=HEALTH_SECONDS)
     try:

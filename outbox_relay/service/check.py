@@ -18,8 +18,6 @@ from outbox_relay.settings import KafkaSettings, Settings
 from outbox_relay.settings.producer import RUNS_CODE, has_rule
 from outbox_relay.sinks import Sink
 from outbox_relay.sinks.door import OWN
-from outbox_relay.sinks.kafka import KafkaSink
-from outbox_relay.sinks.kafka.properties import value_fault
 
 CONNECTIONS = 2
 """Maximum number of database connections of a check."""
@@ -76,6 +74,8 @@ def refused_values(settings: Settings) -> dict[str, list[str]]:
     No client is made. Settings that name code are left out, since librdkafka would load the library that one names, and
     so are those whose values were checked when the settings were read.
     """
+    from outbox_relay.sinks.kafka.properties import value_fault
+
     found: dict[str, list[str]] = {}
     for name, sink in settings.sinks.items():
         if isinstance(sink, KafkaSettings):
@@ -167,6 +167,8 @@ async def _check_sink(
 
 async def _payload_size_warning(sink: Sink, payload_bytes: int | None) -> str | None:
     """Return a warning if the database accepts payloads that the sink refuses, or None."""
+    from outbox_relay.sinks.kafka import KafkaSink
+
     if payload_bytes is None or not isinstance(sink, KafkaSink):
         return None
     return await sink.payload_size_warning(payload_bytes)

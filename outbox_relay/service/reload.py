@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping, MutableMapping
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.file_reading import FILES, sink_files
@@ -13,7 +13,6 @@ from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.relay.lag_watch import LagWatch
 from outbox_relay.relay.schedules import Schedules
 from outbox_relay.service.build import ReplayClients, build_sink, build_specs
-from outbox_relay.service.kafka import read_producers
 from outbox_relay.service.own_addresses import OwnAddresses
 from outbox_relay.service.recorded_config import RecordedConfig
 from outbox_relay.service.relays import REMOVED, SinkRelays
@@ -22,8 +21,9 @@ from outbox_relay.service.webhooks import Renewal, Webhooks
 from outbox_relay.settings import Settings, applied, merged, not_applied, remade_sinks, restart_needed
 from outbox_relay.settings.problems import dotted
 from outbox_relay.sinks import Sink
-from outbox_relay.sinks.kafka import ClientSettings, KafkaSink
-from outbox_relay.sinks.python import PythonSink
+
+if TYPE_CHECKING:
+    from outbox_relay.sinks.kafka import ClientSettings, KafkaSink
 
 IMPORT_SECONDS = 10.0
 """Longest wait of a reload for the imports of its handlers. The files that it reads have as long."""
@@ -47,6 +47,8 @@ class NewConfiguration(NamedTuple):
 
 async def _check_handlers(sinks: Mapping[str, Sink]) -> None:
     """Raise ``ConfigurationError`` if a handler cannot be imported: nothing would replace the workers in use."""
+    from outbox_relay.sinks.python import PythonSink
+
     workers = {name: sink for name, sink in sinks.items() if isinstance(sink, PythonSink)}
     faults = await asyncio.gather(*(sink.import_fault(IMPORT_SECONDS) for sink in workers.values()))
     for name, fault in zip(workers, faults, strict=True):
@@ -129,6 +131,8 @@ class Reload:
         await _close(self._unused)
 
     async def _read(self, wanted: Settings) -> NewConfiguration:
+        from outbox_relay.service.kafka import read_producers
+
         old = self._settings
         taken = [dotted(path) for path in applied(old, wanted)]
         left = [dotted(path) for path in not_applied(old, wanted)]

@@ -391,6 +391,24 @@ def test_the_command_line_itself_loads_nothing_of_the_relay() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.processes
+def test_a_relay_loads_the_clients_of_the_destinations_that_it_has() -> None:
+    """Goes red when every start of a relay waits for the client of Kafka to be loaded."""
+    code = "import sys, outbox_relay.service.process; print([m for m in sys.argv[1:] if m in sys.modules])"
+    clients = ["confluent_kafka", "outbox_relay.sinks.kafka", "outbox_relay.sinks.python", "structlog"]
+    done = subprocess.run([sys.executable, "-c", code, *clients], capture_output=True, check=True, timeout=60, text=True)
+    assert done.stdout.strip() == "['structlog']"
+
+
+@pytest.mark.processes
+def test_commands_collect_garbage_seldom() -> None:
+    """Goes red when a command's imports are searched for garbage again and again, as by Python's default."""
+    code = "import gc; from outbox_relay.cli import main; print(main(), gc.get_threshold()[0])"
+    command = [sys.executable, "-c", code, "--version"]
+    done = subprocess.run(command, capture_output=True, check=True, timeout=60, text=True)
+    assert done.stdout.split()[-2:] == ["0", "50000"]
+
+
 HEEDS_CTRL_C = ["env", "--default-signal=INT"]
 """Tests in the background of a shell ignore SIGINT, and so would the command."""
 
