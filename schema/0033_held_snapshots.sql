@@ -7,19 +7,27 @@ lock table outbox.sink, outbox.shard, outbox.progress in access exclusive mode;
 -- Leases
 -- ---------------------------------------------------------------------------------------------------------
 
+-- Leaves no version in a HOT chain. Otherwise no plan would use the index that follows for as long as a transaction lasts that
+-- has begun to write before it.
+cluster outbox.shard using shard_pkey;
+alter table outbox.shard set without cluster;
+
 -- All versions of a row but its last few have an older `lease_until`, so a condition on it leaves them out. Of an expression, by
 -- which statements also join and sort: the primary key, which is smaller, is no choice for any plan then.
 create index shard_lease on outbox.shard ((sink || ''), lease_until);
 
 -- The duration of leases, in seconds: what is asked for or, while there are many versions that VACUUM has not removed, up to 60.
--- Each renewal adds one for each shard, and a new entry of the primary key passes by all of them. The number of versions is asked
--- for only if the table is large: in PostgreSQL 14 the answer takes long.
+-- Each renewal adds one for each shard, and a new entry of the primary key passes by all of that shard. The number of versions is
+-- asked for only if the table is large: in PostgreSQL 14 the answer takes long.
 create function outbox.lease_term(lease_for double precision) returns double precision
 language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
     select case when pg_relation_size('outbox.shard') < 16777216 then lease_for
-                else greatest(lease_for, least(60, lease_for * pg_stat_get_dead_tuples('outbox.shard'::regclass) / 200000)) end
+                else greatest(lease_for,
+                              least(60, lease_for * pg_stat_get_dead_tuples('outbox.shard'::regclass)
+                                        / greatest(200000, 20 * pg_stat_get_live_tuples('outbox.shard'::regclass))))
+           end
 $$;
 
 -- Renew the leases of these shards that this owner has at these epochs, and return the seconds until each ends. While leases last
@@ -83,8 +91,8 @@ begin
     if found_rows >= cardinality(sinks) or term > seconds then
         return;
     end if;
-    -- Those that ended long ago, such as all of them after the clock was set forward. This passes by all versions: while there are
-    -- many, such leases are lost, or one that is lost would delay the renewal of all others.
+    -- Those that ended long ago, such as all of them after the clock was set forward. This passes by all versions: while there
+    -- are many, such leases are lost, or one that is lost would delay the renewal of all others.
     return query
     with lapsed as materialized (
         select c.sink, c.shard, c.epoch
@@ -225,10 +233,12 @@ begin
 end
 $$;
 
--- Let the ledger of a sink start at its first position, if at least `ahead` (2,000) numbers lie before it. Return true if it
--- should be called again soon, for other sinks or because others had locked the ledger. A call passes by trimmed positions for
--- about 20 ms, and once more under the lock: a ledger may start anywhere before its first position. Nothing is done while the
--- table is smaller than `small` bytes (8 MiB).
+-- Let ledgers start at their first positions where at least `ahead` (2,000) numbers lie before these. Return true if it should
+-- be called again soon: for more of them, or because others had locked what it needs. It waits for no lock. Nothing is done while
+-- the table is smaller than `small` bytes (8 MiB).
+--
+-- A call passes by trimmed positions for about 20 ms, and once more under the lock: a ledger may start anywhere before its first
+-- position. Sinks take turns, since those whose ledgers start at the smallest numbers come first.
 --
 -- A session takes the number of a position after it has locked the table for INSERT. So under the lock of this function no
 -- session has a number whose position it has not committed, and each later position has a larger number, unless sessions keep
@@ -239,17 +249,23 @@ set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
 set jit = off
 as $$
 declare
     fewest constant bigint := greatest(coalesce(ahead, 2000), 1);
-    patience constant interval := '20 milliseconds';
+    -- A step over numbers that other sinks have passes by nothing, and the next one may meet a dead version at each number.
+    longest constant bigint := 20000;
+    until constant timestamptz := clock_timestamp() + interval '20 milliseconds';
     sink record;
-    began timestamptz;
     step bigint;
-    target bigint;
+    reached bigint;
     first bigint;
     newest bigint;
+    names text[] := '{}';
+    targets bigint[] := '{}';
+    free text[];
 begin
     perform outbox.require_read_committed('outbox.raise_ledger_starts');
     if pg_relation_size('outbox.progress') < coalesce(small, 8388608) or exists (
@@ -257,32 +273,42 @@ begin
          where q.seqrelid = pg_get_serial_sequence('outbox.progress', 'seq')::regclass and q.seqcache > 1) then
         return false;
     end if;
-    for sink in select k.name, k.ledger_start from outbox.sink k order by k.name loop
-        began := clock_timestamp();
+    -- In this order everything locks sinks and positions.
+    lock table outbox.sink in row exclusive mode nowait;
+    for sink in select k.name, k.ledger_start from outbox.sink k order by k.ledger_start, k.name loop
+        exit when cardinality(names) > 0 and clock_timestamp() > until;
         step := 5000;
-        target := sink.ledger_start;
-        newest := (select p.seq from outbox.progress p where p.sink = sink.name and p.seq >= target order by p.seq desc limit 1);
+        reached := sink.ledger_start;
+        first := null;
+        newest := (select p.seq from outbox.progress p where p.sink = sink.name and p.seq >= reached order by p.seq desc limit 1);
         while newest is not null loop
             first := (select p.seq from outbox.progress p
-                       where p.sink = sink.name and p.seq >= target and p.seq < target + step order by p.seq limit 1);
-            target := coalesce(first, least(target + step, newest));
-            exit when first is not null or clock_timestamp() > began + patience;
-            step := step * 2;
+                       where p.sink = sink.name and p.seq >= reached and p.seq < reached + step order by p.seq limit 1);
+            exit when first is not null or reached + step > newest;
+            reached := reached + step;
+            exit when clock_timestamp() > until;
+            step := least(step * 2, longest);
         end loop;
-        continue when target - sink.ledger_start < fewest;
-        -- The lock lasts until the commit, which need not wait for a standby.
-        perform set_config('synchronous_commit', 'local', true);
-        lock table outbox.progress in share mode nowait;
-        first := (select p.seq from outbox.progress p
-                   where p.sink = sink.name and p.seq >= sink.ledger_start and p.seq < target order by p.seq limit 1);
-        -- A session that has locked the sink may wait for this one, so the sink is left for another call.
-        update outbox.sink k
-           set ledger_start = coalesce(first, target)
-          from (select o.name from outbox.sink o where o.name = sink.name for no key update skip locked) free
-         where k.name = free.name and k.ledger_start = sink.ledger_start;
-        return true;
+        if coalesce(first, reached) - sink.ledger_start >= fewest then
+            names := names || sink.name;
+            targets := targets || coalesce(first, reached);
+        end if;
     end loop;
-    return false;
+    if cardinality(names) = 0 then
+        return false;
+    end if;
+    -- The locks last until the commit, which need not wait for a standby. A session that has locked a sink may wait for another
+    -- one, so that sink is left for the next call.
+    perform set_config('synchronous_commit', 'local', true);
+    free := array(select k.name from outbox.sink k where k.name = any (names) order by k.name for no key update skip locked);
+    lock table outbox.progress in share mode nowait;
+    update outbox.sink k
+       set ledger_start = coalesce(
+               (select p.seq from outbox.progress p
+                 where p.sink = k.name and p.seq >= k.ledger_start and p.seq < t.target order by p.seq limit 1), t.target)
+      from unnest(names, targets) t (name, target)
+     where k.name = t.name and k.name = any (free) and k.ledger_start < t.target;
+    return true;
 exception when lock_not_available then
     return true;
 end
@@ -331,6 +357,9 @@ begin
     return null;
 end
 $$;
+
+-- Called for each trim of the ledger, whose settings hold for its triggers too.
+alter function outbox.keep_late() set enable_hashjoin = on;
 
 -- As in version 32, from the start of the ledger of each sink, and without its shards, which have many dead versions.
 create or replace function outbox.trim_passes() returns bigint
@@ -433,6 +462,76 @@ begin
                for update skip locked));
     return removed;
 end
+$$;
+
+-- As in version 7, from the start of the ledger.
+create or replace function outbox.passage(
+    sink_name text, event_shard smallint, event_id bigint, event_xid xid8, event_type text,
+    out passed boolean, out covered boolean, out routed boolean, out reading boolean, out doubtful boolean,
+    out over_by text, out over_at timestamptz, out forgotten boolean
+)
+language sql stable
+set search_path = pg_catalog, pg_temp
+set jit = off
+as $$
+    with ledger as materialized (
+        select p.seq, p.epochs[array_position(p.shards, event_shard)] as epoch,
+               outbox.position_passed(event_id, event_xid, p.a_seq, p.a_snapshot, p.a_next, p.b_snapshot, p.last_id,
+                                      m.floor) as passed
+          from outbox.sink k
+         cross join lateral (select g.* from outbox.progress g where g.sink = k.name and g.seq >= k.ledger_start offset 0) p
+         cross join outbox.meta m
+         where k.name = sink_name and event_shard = any (p.shards)
+    ),
+    place as materialized (
+        select coalesce((select l.passed from ledger l order by l.epoch desc, l.seq desc limit 1), false) as passed
+    ),
+    late as materialized (
+        select v.seq
+          from outbox.pass_spans(sink_name, event_shard) v
+         where exists (select from ledger l
+                        where l.passed and l.epoch >= v.epoch and l.epoch < v.next_epoch and l.seq > v.final_seq)
+            or exists (select from outbox.late_position l
+                        where l.sink = sink_name and l.shard = event_shard and l.epoch >= v.epoch and l.epoch < v.next_epoch
+                          and outbox.position_passed(event_id, event_xid, l.a_seq, l.a_snapshot, l.a_next, l.b_snapshot,
+                                                     l.last_id, (select m.floor from outbox.meta m)))
+    ),
+    bounds as (
+        select p.seq, p.kind, p.generation, p.begun_at, p.ended_at, p.more_rows,
+               outbox.position_passed(event_id, event_xid, p.a_seq, p.a_snapshot, p.a_next, p.b_snapshot, p.last_id,
+                                      m.floor) as at_begin,
+               case when p.ended_at is not null
+                    then outbox.position_passed(event_id, event_xid, p.end_a_seq, p.end_a_snapshot, p.end_a_next,
+                                                p.end_b_snapshot, p.end_last_id, m.floor) end as at_end
+          from outbox.sink_pass p
+         cross join outbox.meta m
+         where p.sink = sink_name and p.shard = event_shard
+    ),
+    passes as (
+        select b.seq, b.kind, b.generation, b.begun_at, b.ended_at, b.more_rows, b.at_begin,
+               coalesce(b.at_end, lead(b.at_begin) over (order by b.seq), (select l.passed from place l)) as at_end
+          from bounds b
+    ),
+    judged as (
+        select p.seq, p.kind, p.begun_at, p.ended_at, p.more_rows and not p.at_end as doubtful,
+               p.at_begin and p.kind in ('start', 'seek')
+                   and not coalesce(lag(p.at_end) over (order by p.seq), p.kind <> 'start') as passed_over,
+               t.patterns is not null
+                   and not p.at_begin and (p.at_end or p.seq in (select v.seq from late v)) as covered,
+               outbox.type_matches(t.patterns, event_type) as wanted
+          from passes p
+          left join outbox.sink_patterns t on t.sink = sink_name and t.generation = p.generation
+    )
+    select (select l.passed from place l),
+           coalesce(bool_or(j.covered), false),
+           coalesce(bool_or(j.covered and j.wanted), false)
+               or exists (select from outbox.row_ahead w where w.sink = sink_name and w.id = event_id),
+           coalesce((array_agg(j.wanted and j.ended_at is null order by j.seq desc))[1], false),
+           coalesce(bool_or(j.doubtful and j.wanted), false),
+           (array_agg(j.kind order by j.seq desc) filter (where j.passed_over))[1],
+           (array_agg(j.begun_at order by j.seq desc) filter (where j.passed_over))[1],
+           event_id <= (select m.floor from outbox.meta m) and not coalesce(bool_or(j.kind = 'start'), false)
+      from judged j
 $$;
 
 -- As in version 16, and ledgers start at their beginning: after a partial restore their positions may have any number.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping, MutableMapping
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.file_reading import FILES, sink_files
@@ -18,12 +18,22 @@ from outbox_relay.service.recorded_config import RecordedConfig
 from outbox_relay.service.relays import REMOVED, SinkRelays
 from outbox_relay.service.replays import ReplayRelays
 from outbox_relay.service.webhooks import Renewal, Webhooks
-from outbox_relay.settings import Settings, applied, merged, not_applied, remade_sinks, restart_needed
+from outbox_relay.settings import (
+    KafkaSettings,
+    PythonSettings,
+    Settings,
+    applied,
+    merged,
+    not_applied,
+    remade_sinks,
+    restart_needed,
+)
 from outbox_relay.settings.problems import dotted
 from outbox_relay.sinks import Sink
 
 if TYPE_CHECKING:
     from outbox_relay.sinks.kafka import ClientSettings, KafkaSink
+    from outbox_relay.sinks.python import PythonSink
 
 IMPORT_SECONDS = 10.0
 """Longest wait of a reload for the imports of its handlers. The files that it reads have as long."""
@@ -45,15 +55,26 @@ class NewConfiguration(NamedTuple):
     producers: list[tuple[KafkaSink, ClientSettings]]
 
 
-async def _check_handlers(sinks: Mapping[str, Sink]) -> None:
+async def _check_handlers(new: NewConfiguration) -> None:
     """Raise ``ConfigurationError`` if a handler cannot be imported: nothing would replace the workers in use."""
-    from outbox_relay.sinks.python import PythonSink
-
-    workers = {name: sink for name, sink in sinks.items() if isinstance(sink, PythonSink)}
+    workers = {
+        name: cast("PythonSink", sink)
+        for name, sink in new.remade.items()
+        if isinstance(new.settings.sinks[name], PythonSettings)
+    }
     faults = await asyncio.gather(*(sink.import_fault(IMPORT_SECONDS) for sink in workers.values()))
     for name, fault in zip(workers, faults, strict=True):
         if fault is not None:
             raise ConfigurationError(f"{dotted(('sinks', name))}: {fault}")
+
+
+async def _read_producers(sinks: Mapping[str, Sink], settings: Settings) -> list[tuple[KafkaSink, ClientSettings]]:
+    """Do what ``read_producers`` does. Without a Kafka sink its client, which would block, is not loaded."""
+    if not any(isinstance(settings.sinks[name], KafkaSettings) for name in sinks):
+        return []
+    from outbox_relay.service.kafka import read_producers
+
+    return await read_producers(sinks, settings)
 
 
 async def _close(sinks: list[Sink]) -> None:
@@ -116,7 +137,7 @@ class Reload:
         try:
             for sink in remade:
                 await sink.open()
-            await _check_handlers(new.remade)
+            await _check_handlers(new)
         except BaseException:  # also if the relay stops meanwhile
             await _close(remade)
             raise
@@ -131,8 +152,6 @@ class Reload:
         await _close(self._unused)
 
     async def _read(self, wanted: Settings) -> NewConfiguration:
-        from outbox_relay.service.kafka import read_producers
-
         old = self._settings
         taken = [dotted(path) for path in applied(old, wanted)]
         left = [dotted(path) for path in not_applied(old, wanted)]
@@ -145,7 +164,7 @@ class Reload:
             for name in remade_sinks(old, wanted)
         }
         kept = {name: sink for name, sink in self._sinks.items() if name not in remade}
-        renewal, producers = await self._webhooks.read(settings), await read_producers(kept, settings)
+        renewal, producers = await self._webhooks.read(settings), await _read_producers(kept, settings)
         return NewConfiguration(
             settings, taken, left, build_specs(settings), renewal, remade, webhooks, producers
         )  # fmt: skip

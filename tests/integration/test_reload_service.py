@@ -76,6 +76,8 @@ def test_a_sighup_during_the_start_is_carried_out_after_it(
             started.send_signal(signal.SIGHUP)
             until(lambda: RELOADED in (tmp_path / "log").read_text(), seconds=20, what="the reload is carried out")
             assert started.poll() is None
+            loaded = Path(f"/proc/{started.pid}/maps").read_text(encoding="utf-8")
+            assert "confluent_kafka" not in loaded, "a reload loads no client of a destination that there is not"
             started.terminate()
             assert started.wait(30) == 0
         finally:

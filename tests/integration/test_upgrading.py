@@ -122,6 +122,20 @@ class Producer:
             self.failed.append(error)
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("earlier", [32], indirect=True)
+def test_the_index_of_leases_is_used_at_once_beside_a_transaction_that_has_written(old_database: Database) -> None:
+    """Goes red when it is built over HOT chains, of which the transaction may see an older version."""
+    with old_database.connect() as writer:
+        writer.execute("select pg_current_xact_id()")
+        query(old_database, "insert into outbox.shard (sink, shard) values ('none', 0)")
+        for _ in range(5):
+            query(old_database, "update outbox.shard set lease_until = now()")
+        migrate(old_database.dsn)
+        unused = "select indcheckxmin, indisclustered from pg_index where indrelid = 'outbox.shard'::regclass"
+        assert query(old_database, unused) == [(False, False)] * 2
+
+
 def owned(database: Database, shares: list[int]) -> None:
     """Wait until each relay owns this number of shards."""
     found = "select count(*) from outbox.shard where owner is not null group by owner"

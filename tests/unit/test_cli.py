@@ -396,7 +396,8 @@ def test_a_relay_loads_the_clients_of_the_destinations_that_it_has() -> None:
     """Goes red when every start of a relay waits for the client of Kafka to be loaded."""
     code = "import sys, outbox_relay.service.process; print([m for m in sys.argv[1:] if m in sys.modules])"
     clients = ["confluent_kafka", "outbox_relay.sinks.kafka", "outbox_relay.sinks.python", "structlog"]
-    done = subprocess.run([sys.executable, "-c", code, *clients], capture_output=True, check=True, timeout=60, text=True)
+    command = [sys.executable, "-c", code, *clients]
+    done = subprocess.run(command, capture_output=True, check=True, timeout=60, text=True)
     assert done.stdout.strip() == "['structlog']"
 
 
