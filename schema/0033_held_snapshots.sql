@@ -9,8 +9,14 @@ lock table outbox.sink, outbox.shard, outbox.progress in access exclusive mode;
 
 -- Leaves no version in a HOT chain. Otherwise no plan would use the index that follows for as long as a transaction lasts that
 -- has begun to write before it.
-cluster outbox.shard using shard_pkey;
-alter table outbox.shard set without cluster;
+do $$
+begin
+    if exists (select from outbox.shard) then
+        cluster outbox.shard using shard_pkey;
+        alter table outbox.shard set without cluster;
+    end if;
+end
+$$;
 
 -- All versions of a row but its last few have an older `lease_until`, so a condition on it leaves them out. Of an expression, by
 -- which statements also join and sort: the primary key, which is smaller, is no choice for any plan then.
@@ -234,8 +240,8 @@ end
 $$;
 
 -- Let ledgers start at their first positions where at least `ahead` (2,000) numbers lie before these. Return true if it should
--- be called again soon: for more of them, or because others had locked what it needs. It waits for no lock. Nothing is done while
--- the table is smaller than `small` bytes (8 MiB).
+-- be called again soon: it was cut short, or others had locked what it needs. It waits at most 5 ms for a lock. Nothing is done
+-- while the table is smaller than `small` bytes (8 MiB).
 --
 -- A call passes by trimmed positions for about 20 ms, and once more under the lock: a ledger may start anywhere before its first
 -- position. Sinks take turns, since those whose ledgers start at the smallest numbers come first.
@@ -247,6 +253,7 @@ create function outbox.raise_ledger_starts(ahead bigint default null, small bigi
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
+set lock_timeout = '5ms'
 set enable_seqscan = off
 set enable_bitmapscan = off
 set enable_hashjoin = off
@@ -265,52 +272,65 @@ declare
     newest bigint;
     names text[] := '{}';
     targets bigint[] := '{}';
-    free text[];
+    is_behind boolean := false;
 begin
     perform outbox.require_read_committed('outbox.raise_ledger_starts');
-    if pg_relation_size('outbox.progress') < coalesce(small, 8388608) or exists (
-        select from pg_sequence q
-         where q.seqrelid = pg_get_serial_sequence('outbox.progress', 'seq')::regclass and q.seqcache > 1) then
-        return false;
-    end if;
-    -- In this order everything locks sinks and positions.
-    lock table outbox.sink in row exclusive mode nowait;
-    for sink in select k.name, k.ledger_start from outbox.sink k order by k.ledger_start, k.name loop
-        exit when cardinality(names) > 0 and clock_timestamp() > until;
-        step := 5000;
-        reached := sink.ledger_start;
-        first := null;
-        newest := (select p.seq from outbox.progress p where p.sink = sink.name and p.seq >= reached order by p.seq desc limit 1);
-        while newest is not null loop
-            first := (select p.seq from outbox.progress p
-                       where p.sink = sink.name and p.seq >= reached and p.seq < reached + step order by p.seq limit 1);
-            exit when first is not null or reached + step > newest;
-            reached := reached + step;
-            exit when clock_timestamp() > until;
-            step := least(step * 2, longest);
-        end loop;
-        if coalesce(first, reached) - sink.ledger_start >= fewest then
-            names := names || sink.name;
-            targets := targets || coalesce(first, reached);
-        end if;
-    end loop;
-    if cardinality(names) = 0 then
-        return false;
-    end if;
-    -- The locks last until the commit, which need not wait for a standby. A session that has locked a sink may wait for another
-    -- one, so that sink is left for the next call.
+    -- The locks last until the commit, which need not wait for a standby.
     perform set_config('synchronous_commit', 'local', true);
-    free := array(select k.name from outbox.sink k where k.name = any (names) order by k.name for no key update skip locked);
-    lock table outbox.progress in share mode nowait;
-    update outbox.sink k
-       set ledger_start = coalesce(
-               (select p.seq from outbox.progress p
-                 where p.sink = k.name and p.seq >= k.ledger_start and p.seq < t.target order by p.seq limit 1), t.target)
-      from unnest(names, targets) t (name, target)
-     where k.name = t.name and k.name = any (free) and k.ledger_start < t.target;
-    return true;
-exception when lock_not_available then
-    return true;
+    begin
+        if pg_relation_size('outbox.progress') < coalesce(small, 8388608) or exists (
+            select from pg_sequence q
+             where q.seqrelid = pg_get_serial_sequence('outbox.progress', 'seq')::regclass and q.seqcache > 1) then
+            return false;
+        end if;
+        -- In this order everything locks sinks and positions.
+        lock table outbox.sink in row exclusive mode nowait;
+        for sink in select k.name, k.ledger_start from outbox.sink k order by k.ledger_start, k.name loop
+            if cardinality(names) > 0 and clock_timestamp() > until then
+                is_behind := true;
+                exit;
+            end if;
+            reached := sink.ledger_start;
+            newest := (select p.seq from outbox.progress p
+                        where p.sink = sink.name and p.seq >= reached order by p.seq desc limit 1);
+            continue when newest is null or newest - reached < fewest;
+            -- A session that has locked a sink may wait for this one, so that sink is left for another call.
+            perform from outbox.sink k where k.name = sink.name for no key update skip locked;
+            if not found then
+                is_behind := true;
+                continue;
+            end if;
+            step := 5000;
+            loop
+                first := (select p.seq from outbox.progress p
+                           where p.sink = sink.name and p.seq >= reached and p.seq < reached + step order by p.seq limit 1);
+                exit when first is not null or reached + step > newest;
+                reached := reached + step;
+                if clock_timestamp() > until then
+                    is_behind := true;
+                    exit;
+                end if;
+                step := least(step * 2, longest);
+            end loop;
+            if coalesce(first, reached) - sink.ledger_start >= fewest then
+                names := names || sink.name;
+                targets := targets || coalesce(first, reached);
+            end if;
+        end loop;
+        if cardinality(names) = 0 then
+            return is_behind;
+        end if;
+        lock table outbox.progress in share mode;
+        update outbox.sink k
+           set ledger_start = coalesce(
+                   (select p.seq from outbox.progress p
+                     where p.sink = k.name and p.seq >= k.ledger_start and p.seq < t.target order by p.seq limit 1), t.target)
+          from unnest(names, targets) t (name, target)
+         where k.name = t.name and k.ledger_start < t.target;
+    exception when lock_not_available then
+        return true;
+    end;
+    return is_behind;
 end
 $$;
 
@@ -532,6 +552,147 @@ as $$
            (array_agg(j.begun_at order by j.seq desc) filter (where j.passed_over))[1],
            event_id <= (select m.floor from outbox.meta m) and not coalesce(bool_or(j.kind = 'start'), false)
       from judged j
+$$;
+
+-- As in version 7, from the starts of the ledgers.
+create or replace function outbox.passage_states(wanted uuid) returns table (sink text, state text, details jsonb)
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+set timezone = 'UTC'
+set jit = off
+as $$
+    with logged as materialized (
+        select e.id, e.shard, e.xid, e.type, e.key, e.deliver_at, e.created_at,
+               e.content_type = 'application/x-erased' and coalesce(octet_length(e.payload), 0) = 0 as erased
+          from outbox.event e
+         where e.uid = wanted
+         order by e.id + 0 desc
+         limit 1
+    ),
+    parked as materialized (
+        select distinct on (d.sink)
+               d.sink, d.id, d.key, d.state, d.ordered, d.deliver_at, d.due_at, d.attempts, d.lease_until, d.owner, d.last_error,
+               d.last_status, d.last_attempt_at, outbox.last_attempt_of(d.sink, d.id) as last_attempt, d.since
+          from outbox.delivery d
+         where d.uid = wanted and (not exists (select from logged) or d.created_at = (select l.created_at from logged l))
+         order by d.sink, d.id desc
+    ),
+    marked as materialized (
+        select distinct on (m.sink) m.sink, m.at, m.actor, m.role_name, m.reason
+          from outbox.discarded m
+         where m.uid = wanted
+           and (not exists (select from logged) or m.id = (select l.id from logged l)
+                or (select l.id from logged l) <= (select f.floor from outbox.meta f))
+         order by m.sink, m.at desc
+    ),
+    recorded as materialized (
+        select r.sink, r.details
+          from outbox.recorded_deliveries(wanted, (select l.id from logged l), (select l.created_at from logged l)) r
+    ),
+    -- After a restore, until the log is rebased, positions say nothing about new events.
+    home as materialized (
+        select m.system_identifier is distinct from (select c.system_identifier from pg_control_system() c)
+                   or exists (select from outbox.sink k
+                              cross join lateral (
+                                select g.a_seq, g.last_id from outbox.progress g
+                                 where g.sink = k.name and g.seq >= k.ledger_start offset 0
+                              ) p
+                               where greatest(p.a_seq, p.last_id) > coalesce(pg_sequence_last_value('outbox.event_id_seq'), 0))
+                   as restored
+          from outbox.meta m
+    ),
+    known as (
+        select k.name, l.id, l.type, l.erased, coalesce(l.deliver_at > now(), false) as later,
+               l.deliver_at, l.key, l.shard, p.passed, p.covered, p.routed, p.over_by, p.over_at,
+               p.doubtful, p.forgotten,
+               coalesce(p.reading and o.name is not null, false) as reading, o.name as owner, o.lease_seconds,
+               outbox.type_matches(k.patterns, l.type) as wanted, k.paused, k.circuit, k.last_error
+          from outbox.sink k
+          left join logged l on true
+          left join lateral outbox.passage(k.name, l.shard, l.id, l.xid, l.type) p on l.id is not null
+          left join lateral (
+            select coalesce(n.name, h.owner::text) as name, outbox.in_seconds(h.lease_until - now()) as lease_seconds
+              from outbox.shard h left join outbox.relay n on n.id = h.owner
+             where h.sink = k.name and h.shard = l.shard and h.owner is not null and h.lease_until > now()
+          ) o on true
+    ),
+    judged as (
+        select k.*,
+               case when k.erased then 'erased'
+                    when d.id is not null and d.lease_until > now() then 'waiting'
+                    when d.id is not null then outbox.delivery_state(d.state, d.ordered, d.deliver_at)
+                    when m.sink is not null then 'discarded'
+                    when (select h.restored from home h) then 'unknown'
+                    when (k.wanted or k.reading) and not k.passed then case when k.later then 'scheduled' else 'pending' end
+                    when r.sink is not null then 'delivered'
+                    when k.routed then 'settled'
+                    when k.doubtful or k.forgotten then 'unknown'
+                    when k.covered or not k.passed then 'not routed'
+                    when k.over_by is not null then 'passed over'
+                    else 'unknown' end as state
+          from known k
+          left join parked d on d.sink = k.name
+          left join marked m on m.sink = k.name
+          left join recorded r on r.sink = k.name
+    ),
+    -- The thing that an undelivered event waits for.
+    stopped as (
+        select j.name,
+               jsonb_build_object('behind', b.uid, 'behind_state', b.state) as behind,
+               jsonb_build_object('paused', j.paused, 'circuit', j.circuit, 'sink_error', j.last_error) as sink
+          from judged j
+          left join parked d on d.sink = j.name
+          left join lateral (
+            select f.uid, f.state
+              from outbox.delivery f
+             where f.sink = j.name and f.key = coalesce(d.key, j.key) and f.id < coalesce(d.id, j.id) and f.ordered
+             order by f.state = 'dead', f.id
+             limit 1
+          ) b on true
+         where j.state in ('pending', 'scheduled', 'waiting', 'held')
+    )
+    select j.name, j.state,
+           case
+           when j.state = 'erased' then '{}'
+           when d.id is not null then
+               case when d.lease_until > now()
+                    then jsonb_build_object('relay', coalesce(w.name, d.owner::text),
+                                            'lease_seconds', outbox.in_seconds(d.lease_until - now()))
+                    else '{}' end
+               || case when j.state in ('waiting', 'scheduled')
+                       then jsonb_build_object('due_in_seconds', outbox.in_seconds(outbox.loadable_time(d.due_at) - now())) else '{}' end
+               || case when j.state in ('waiting', 'held') then s.behind else '{}' end
+               || jsonb_build_object(
+                      'attempts', d.attempts, 'last_error', d.last_error, 'last_status', d.last_status,
+                      'last_attempt', d.last_attempt
+                          || jsonb_build_object('seconds_ago', outbox.in_seconds(now() - outbox.loadable_time(d.last_attempt_at))))
+               || case when j.state = 'dead'
+                       then jsonb_build_object('since_seconds',
+                                               outbox.in_seconds(now() - outbox.loadable_time(coalesce(d.last_attempt_at, d.since))))
+                       else coalesce(s.sink, '{}') end
+           when j.state = 'discarded' then
+               jsonb_build_object('at', m.at, 'by', m.actor, 'role', m.role_name, 'reason', m.reason)
+           when j.state in ('pending', 'scheduled') then
+               case when j.state = 'scheduled'
+                    then jsonb_build_object('due_in_seconds', outbox.in_seconds(outbox.loadable_time(j.deliver_at) - now())) else '{}' end
+               || jsonb_build_object('owner', j.owner, 'lease_seconds', j.lease_seconds)
+               || s.behind || s.sink || jsonb_build_object('again', coalesce(j.routed or r.sink is not null, false))
+           when j.state = 'delivered' then r.details
+           when j.state = 'passed over' then jsonb_build_object('by', j.over_by, 'at', j.over_at)
+           when j.state = 'unknown' then
+               jsonb_build_object('reason', case when (select h.restored from home h) then 'rebase needed'
+                                                 when j.id is null then 'past retention'
+                                                 when j.doubtful then 'too many rows'
+                                                 when j.forgotten then 'before a rebase'
+                                                 else 'before passes were recorded' end)
+           else '{}' end
+      from judged j
+      left join parked d on d.sink = j.name
+      left join marked m on m.sink = j.name
+      left join recorded r on r.sink = j.name
+      left join stopped s on s.name = j.name
+      left join outbox.relay w on w.id = d.owner
+     order by j.name
 $$;
 
 -- As in version 16, and ledgers start at their beginning: after a partial restore their positions may have any number.

@@ -45,7 +45,8 @@ def status_text(found: dict[str, Any]) -> str:
     if found["in_default_partition"]:
         lines += [
             "",
-            f"events in the DEFAULT partition of the log: {found['in_default_partition']}; is a relay running?",
+            f"events in the DEFAULT partition of the log: {found['in_default_partition']}; "
+            "relays make partitions: start one",
         ]
     lines += _retention_lines(found["retention"]) if found["retention"] else []
     if found.get("replays"):

@@ -165,7 +165,7 @@ def _waits_for(row: Any) -> str | None:
     if row.target_paused:
         return f"sink {row.target} is paused"
     if not row.relays:
-        return f"no relay of this version serves sink {row.target}, or this is not its turn"
+        return f"no relay serves it: 8 replays of a sink run at once; otherwise start a relay with sink {row.target}"
     return None
 
 

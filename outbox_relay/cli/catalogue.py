@@ -35,7 +35,7 @@ def add(commands: Any) -> None:
     )
     for name, default, most, about in (
         ("--newest", NEWEST, NEWEST_MOST, "events of each type that are compared"),
-        ("--look-back", LOOK_BACK, LOOK_BACK_MOST, "newest events of the log among which they are looked for"),
+        ("--look-back", LOOK_BACK, LOOK_BACK_MOST, "newest events of the log that are searched for them"),
     ):
         help_text = f"{about}, 1 to {most}; default: {default}"
         checked.add_argument(name, type=integer_between(1, most), metavar="N", default=default, help=help_text)

@@ -100,7 +100,8 @@ def _start(arguments: argparse.Namespace) -> int:
     if not found.matched and found.exact:
         return _none(arguments)
     target = arguments.to or arguments.sink
-    if not arguments.uids and not confirmed(arguments, f"deliver {_count(found)} to sink {target} again?"):
+    question = f"deliver {_count(found)} to sink {target}{'' if arguments.to else ' again'}?"
+    if not arguments.uids and not confirmed(arguments, question):
         say("no replay was started")
         return FAILED
     given = {"actor": actor(), "reason": arguments.reason}
@@ -128,7 +129,7 @@ def _say_types(types: Sequence[str], sink: str) -> None:
 def _none(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"id": None, "matched": 0, "exact": True}))
-    say("no event matches that the sink has passed: nothing was started")
+    say("no event that the sink has passed matches: no replay was started")
     return DONE
 
 

@@ -17,11 +17,9 @@ if TYPE_CHECKING:
 def add(commands: Any) -> None:
     """Add the commands of this module."""
     actions = add_group(commands, "retention", "show and empty the days of the log that are past keep_days")
-    status = add_command(
-        actions, "status", _status, "show each day: events, bytes, archive, and the reason it is retained"
-    )
+    status = add_command(actions, "status", _status, "show each day: events, bytes, archive, and what keeps it")
     status.add_argument("--json", action="store_true", help="print JSON")
-    run = add_command(actions, "run", _run, "empty all expired days that nothing retains")
+    run = add_command(actions, "run", _run, "empty all days past keep_days that nothing keeps")
     add_reason(run)
     run.add_argument("--dry-run", action="store_true", help="change nothing; show what would be emptied")
     run.add_argument("--json", action="store_true", help="print JSON")

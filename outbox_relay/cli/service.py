@@ -147,16 +147,17 @@ def _health(arguments: argparse.Namespace) -> int:
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - listens anywhere, asked at loopback
     try:
         status, body = _get(host, port, "/readyz")
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, UnicodeError, http.client.HTTPException) as error:
         shown = f"[{host}]" if ":" in host else host
-        say(f"no answer from http://{shown}:{port}/readyz: {error or type(error).__name__}")
+        said = str(error) or type(error).__name__
+        say(f"no answer from http://{shown}:{port}/readyz: {said}")
         return FAILED
     print(body)
     return DONE if status == http.client.OK else FAILED
 
 
 def _get(host: str, port: int, path: str) -> tuple[int, str]:
-    """Return status and body of a GET within ``HEALTH_SECONDS``. Raises OSError or HTTPException."""
+    """Return status and body of a GET within ``HEALTH_SECONDS``. Raises OSError, UnicodeError or HTTPException."""
     import http.client
 
     until = time.monotonic() + HEALTH_SECONDS

@@ -23,18 +23,18 @@ ROOT_PATH = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._~-]+)+")
 
 def add(commands: Any) -> None:
     """Add the commands of this module."""
-    ui = add_command(commands, "ui", _ui, "serve a page that shows and mends sinks, exceptions and the log")
+    ui = add_command(commands, "ui", _ui, "serve a page to inspect and repair sinks, exceptions and the log")
     ui.add_argument(
         "--listen", type=_address, metavar="HOST:PORT", default=LISTEN, help="default: 127.0.0.1:8090; port 0: any free"
     )
     ui.add_argument(
         "--auth", choices=("none", "basic", "proxy"), default="none",
-        help="who may use it: all of this machine, names with passwords, or users whom a proxy names; default: none",
+        help="who may use it: anyone on this machine, users with passwords, or users named by a proxy; default: none",
     )  # fmt: skip
     ui.add_argument("--users", type=Path, metavar="FILE", help="lines NAME:ROLE:HASH, as ui-user prints them")
     ui.add_argument("--token-file", type=Path, metavar="FILE", help="lines ROLE:TOKEN, for /api with a bearer token")
     ui.add_argument("--proxy-header", type=text, metavar="NAME", help="the header in which the proxy names the user")
-    ui.add_argument("--trusted-proxies", type=text, metavar="CIDR,…", help="networks of the proxies that are believed")
+    ui.add_argument("--trusted-proxies", type=text, metavar="CIDR,…", help="networks of the proxies that are trusted")
     ui.add_argument(
         "--root-path", type=_root_path, metavar="PATH", default="",
         help="path at which a proxy serves the page; the proxy removes it from requests",

@@ -103,7 +103,7 @@ def _add_bench(commands: Any) -> None:
         bench.add_argument(name, type=read, default=default, metavar="N", help=text)
     bench.add_argument("--bootstrap", metavar="SERVERS", help="an existing broker, HOST:PORT,…")
     bench.add_argument("--broker", metavar="NAME", help="the name of that broker in the report, such as its version")
-    bench.add_argument("--fsync", action="store_true", help="let the database that is started flush at each commit")
+    bench.add_argument("--fsync", action="store_true", help="have the database that is started flush each commit")
     bench.add_argument("--json", action="store_true", help="print the report as JSON")
     bench.add_argument("--plot", type=Path, metavar="DIR", help="write charts of the report into this directory, SVG")
     bench.add_argument("--read", type=Path, metavar="FILE", help="show a report printed by --json; measure nothing")

@@ -33,7 +33,7 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "config.warning": "configuration warning",
         "config.reloaded": "configuration reloaded",
         "config.reload_pending": "the configuration is not reloaded yet",
-        "config.waits": "new settings of this sink wait for requests in flight; until then it starts no other event",
+        "config.waits": "the sink starts no other event until its requests in flight end",
         "config.reload_refused": "the configuration was not reloaded; nothing has changed",
         "config.not_recorded": "the settings are not recorded",
         "config.superseded": "another configuration of this sink is in force; draining",
@@ -49,16 +49,16 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
             "corrected"
         ),
         "database.notify_flood": (
-            "notifications on channel outbox that no emit sends: the relay polls for a while; take CONNECT on this "
-            "database from the roles that have no business here"
+            "notifications on channel outbox that no emit sends: the relay polls for a while; revoke CONNECT on "
+            "this database from roles that do not need it"
         ),
         "sessions.restarted": "sessions restarted from stored positions",
         # Sinks
         "database.not_listening": "no connection to listen on; the log is polled",
         "sink.restarted": "session of a sink restarted after an error",
         "sink.reloaded": "session of a sink restarted with new settings",
-        "sink.followed": "new settings beside requests in flight",
-        "sink.prepare_failed": "session that follows is prepared again",
+        "sink.followed": "a new session begins while requests are in flight",
+        "sink.prepare_failed": "the next session could not be prepared and is prepared again",
         "sink.paused": "sink paused until it is resumed",
         "sink.lagging": "sink lags",
         "sink.recovered": "sink no longer lags",
@@ -72,7 +72,7 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "sink.missing": "this sink was removed from the database; a restart adds it again",
         "sink.registered_again": (
             "this sink is new in the restored database and was registered again; if it starts now, events emitted "
-            "before are not delivered to it: outbox-relay replay does"
+            "before are not delivered to it: deliver them with outbox-relay replay start"
         ),
         "circuit.opened": "circuit opened",
         "circuit.closed": "circuit closed",
@@ -87,37 +87,37 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "attempts.dropped": "attempts are not recorded",
         "attempts.recorded": "attempts are recorded again",
         # Shards
-        "shards.claimed": "claimed shards",
-        "shards.released": "released shards",
-        "shards.lost": "lost shards",
-        "shards.claim_undone": "released shards of a claim without an answer",
-        "leases.failed": "leases will be looked after again",
+        "shards.claimed": "shards claimed",
+        "shards.released": "shards released",
+        "shards.lost": "shards lost",
+        "shards.claim_undone": "shards of a claim without an answer released",
+        "leases.failed": "leases were not renewed; the relay tries again",
         "limits.refused": "the limits of a sink stay as they were",
-        "rate.not_taken": "the rate will be asked for again",
-        "slots.not_renewed": "slots will be asked for again",
+        "rate.not_taken": "no tokens of the rate were taken; the relay tries again",
+        "slots.not_renewed": "slots were not renewed; the relay tries again",
         # Replays
         "replay.serving": "serving a replay",
         "replay.unserved": "a replay cannot be delivered here",
-        "replay.failed": "a replay will be looked after again",
-        "replays.failed": "replays will be looked after again",
+        "replay.failed": "a replay failed and is tried again",
+        "replays.failed": "replays could not be read; the relay tries again",
         "replays.leases_failed": "leases of replays were not renewed",
         # Housekeeping and retention
         "housekeeping.done": "housekeeping",
-        "housekeeping.failed": "housekeeping will try again",
+        "housekeeping.failed": "a chore failed and is tried again",
         "retention.emptied": "day emptied",
         "retention.dropped": "partition removed",
         "retention.blocked": "retention blocked",
         "retention.archive_failed": "archive failed",
-        "retention.left": "day left again",
+        "retention.left": "a day past keep_days was not emptied twice in a row",
         "retention.idle": "no relay empties days: run outbox-relay retention run, or set enabled = true",
         "retention.clock_jumped": "retention waits: the clock has jumped, or no relay ran for a day",
-        "retention.failed": "retention will try again",
+        "retention.failed": "a retention pass failed; the relay tries again",
         # Schedules
         "schedule.emitted": "event of a schedule emitted",
         "schedule.passed_over": "missed times of a schedule passed over",
         "schedule.refused": "the schema refused the event of a schedule; outbox-relay schedules list shows the reason",
         "schedule.failed": "a schedule cannot fire here",
-        "schedules.failed": "schedules will be looked at again",
+        "schedules.failed": "schedules could not be read; the relay tries again",
         "schedules.superseded": "schedules of the file have another definition",
         "schedules.registered_again": "schedules were missing in the restored database and were registered again",
         "schedules.taken_back": "definitions of the file are in force again",

@@ -10,7 +10,7 @@ from structlog.stdlib import BoundLogger
 
 INTERVAL_SECONDS = 10.0
 """Least time between two lines of one event that recurs, for example while the database is away."""
-SUBJECTS = ("sink", "part", "chore", "schedule", "cause")
+SUBJECTS = ("sink", "part", "chore", "schedule", "group", "replay", "cause")
 """The values that tell lines of one event apart. The cause is the stable label of an error, not its text."""
 MOST_LINES = 1_000
 """Number of lines that are counted apart. Further ones are limited by their event alone."""

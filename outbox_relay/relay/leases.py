@@ -300,11 +300,14 @@ class LeaseManager:
                 self._log.info("shards.claim_undone", sink=leases.sink, shards=shards)
 
     async def stop(self) -> None:
-        """Claim no more shards, and drain all of them."""
+        """Claim no more shards, drain all of them, and tell the other relays.
+
+        Raises as ``Store``, while the shards are drained all the same.
+        """
         self._stopping = True
-        await self._beat()
         for leases in self._sinks.values():
             leases.stop()
+        await self._beat()
 
     async def leave(self) -> None:
         """Remove this relay from the database, for good, so that other relays take over its share."""

@@ -8,9 +8,13 @@ from outbox_relay.relay.sink_leases import SinkLeases
 from outbox_relay.sinks import RunsHandlers, Sink
 
 FORMER = (
-    "the sink was removed or renamed: take its name out of the settings, or run outbox-relay sinks remove NAME --forget"
+    "the sink was removed or renamed: take its name out of the settings, or run outbox-relay sinks remove {} --forget"
 )
 """The fault of a sink whose name is not registered again."""
+REMOVED = (
+    "the sink was removed from the database: restart the relay to register it again, or take it out of the settings"
+)
+"""The fault of a sink that is no longer in the database, and whose name is free."""
 OTHER_CLAIM = (
     'the sink has claim = "{}" in the database, which changes once no relay serves it and none of its rows is to be '
     "delivered: set it back until then, or give the sink a new name"
@@ -28,7 +32,7 @@ class SinkFault:
     def of(self, spec: SinkSpec, sink: Sink) -> str | None:
         """Return the reason why ``sink`` cannot be served; None if it can."""
         if self._leases.removed:
-            return FORMER if self._leases.former else "the sink was removed from the database"
+            return FORMER.format(spec.name) if self._leases.former else REMOVED
         if self._leases.superseded and self._leases.row.claim != spec.claim:
             return OTHER_CLAIM.format(self._leases.row.claim)
         if self._refusal:

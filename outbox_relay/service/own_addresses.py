@@ -78,4 +78,7 @@ class OwnAddresses:
             database = dsn.endpoints(self._settings.database.dsn(), os.environ)
         except ConfigurationError:
             database = []
+        # The server itself, if dsn leads to a pooler.
+        if (listen_dsn := self._settings.database.listen_dsn) is not None:
+            database += dsn.endpoints(listen_dsn.get_secret_value(), os.environ)
         return [*database, *([listener] if listener else []), *self._listening]

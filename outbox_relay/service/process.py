@@ -57,6 +57,16 @@ def _raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def _cannot_listen(host: str, port: int, error: OSError | UnicodeError) -> str:
+    """Return the message for an address at which the process cannot listen."""
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    number = error.errno if isinstance(error, OSError) else None
+    # The resolver's numbers are below zero, and some errors have none.
+    said = os.strerror(number) if number and number > 0 else "the host is not an address of this machine"
+    fix = "stop the process that uses the port, or set another listen in [http]"
+    return f"http.listen: cannot listen at {address}: {said}: {fix}"
+
+
 class Service:
     """One relay process."""
 
@@ -128,9 +138,8 @@ class Service:
         health = Health(self._address, self._readiness.report, self._exposition.answer, self._log)
         try:
             host, port = await health.start()
-        except OSError as error:
-            address = f"{self._address[0]}:{self._address[1]}"
-            raise ConfigurationError(f"http.listen: cannot listen at {address}: {error.strerror}") from None
+        except (OSError, UnicodeError) as error:
+            raise ConfigurationError(_cannot_listen(*self._address, error)) from None
         self._own_addresses.add(host, port)
         self._log.info("relay.listening", host=host, port=port)
         return health
@@ -186,7 +195,7 @@ class Service:
         """Let the relays settle or park the events in flight and release their shards, then leave the database."""
         try:
             async with asyncio.timeout(self._stop_after_seconds):
-                await self._relays.stop()
+                await self._last_step("this relay's row", self._relays.stop)
                 await self._replays.stop()
                 if relays:
                     await asyncio.wait(relays)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import get_args
 from urllib.parse import urlsplit
@@ -136,15 +137,15 @@ def _table(loc: SettingPath) -> type[BaseModel] | None:
 def _own_problems(settings: Settings, environ: Mapping[str, str]) -> Iterator[Problem]:
     """Yield a receiver of notices that is no sink, and webhooks whose URL leads to the relay's own services.
 
-    Those are the database and the HTTP port.
+    Those are the database, behind a pooler too if ``listen_dsn`` is set, and the HTTP port.
 
     ``environ`` has what a connection string leaves out. Names are resolved, and judged again, at each connection.
     """
     if (receiver := settings.notify.sink) is not None and receiver not in settings.sinks:
         known = suggestion(receiver, settings.sinks)
         yield Problem(("notify", "sink"), f"there is no such sink; {known}")
-    text = settings.database.dsn_text
-    endpoints = [] if text is None else connection_strings.endpoints(text.get_secret_value(), environ)
+    texts = (settings.database.dsn_text, settings.database.listen_dsn)
+    endpoints = chain(*(connection_strings.endpoints(text.get_secret_value(), environ) for text in texts if text))
     own = {(canonical_host(host), port): "database" for host, port in endpoints}
     if settings.http.address is not None:
         host, port = settings.http.address

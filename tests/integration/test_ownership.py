@@ -289,6 +289,15 @@ def _fail(_event: StoredEvent, _attempt: int) -> Verdict:
     return Failed("not yet")
 
 
+async def test_a_claim_takes_no_more_than_was_asked_for_whatever_its_plan(database: Database) -> None:
+    """Goes red when a plan asks for free shards once for each row: each time it finds others."""
+    with database.connect(autocommit=True) as connection:
+        connection.execute("vacuum outbox.shard")  # the planner then knows that it is empty
+    async with ledger(database) as books:
+        await books.register(("s", ["*"], "beginning"))
+        assert len(await books.own("s", 20)) == 20
+
+
 async def test_a_claim_passes_by_shards_that_a_settlement_has_locked(database: Database) -> None:
     sink = MemorySink()
     async with running(database.dsn, (spec("s"), sink)) as harness:

@@ -115,12 +115,12 @@ def test_the_commands_say_what_they_did(database: Database) -> None:
     there = ("--since", "1h", "--to", "idle")
     asked = command(database, "start", "--sink", "crm", *there)
     assert (asked.code, asked.out) == (2, "")
-    assert "deliver 3 events to sink idle again?" in asked.err
+    assert "deliver 3 events to sink idle?" in asked.err
     counted = command(database, "start", "--sink", "crm", *there, "--dry-run", "--json")
     assert (counted.code, counted.json) == (0, {"matched": 3, "exact": True})
     nothing = command(database, "start", "--sink", "crm", "--key", "k1", "--yes")
     assert (nothing.code, nothing.out) == (0, "")
-    assert "no event matches that the sink has passed" in nothing.err
+    assert "no event that the sink has passed matches" in nothing.err
     started = command(database, "start", "--sink", "crm", *there, "--yes")
     assert (started.code, started.out) == (0, "1\n")
     assert "no relay serves sink idle" in started.err
@@ -174,7 +174,7 @@ def test_a_named_event_whose_route_is_gone_is_explained(database: Database) -> N
     assert (ended.code, ended.json) == (0, {"id": None, "matched": 0, "exact": True})
     assert ended.err.splitlines() == [
         "sink crm has no route for order.created: a replay delivers only events that the sink's routes match",
-        "no event matches that the sink has passed: nothing was started",
+        "no event that the sink has passed matches: no replay was started",
     ]
 
 
@@ -191,7 +191,7 @@ def test_wrong_input_is_refused_with_the_fix(database: Database) -> None:
         (2, "should be a number", ("start", "--sink", "crm", "--since", "1h", "--rate", "0")),
         (2, "should be a UUID", ("start", "--sink", "crm", "--uid", "x")),
         (3, f"there is no event {UNKNOWN}", ("start", "--sink", "crm", "--uid", UNKNOWN)),
-        (0, "nothing was started", ("start", "--sink", "crm", "--uid", uid)),
+        (0, "no replay was started", ("start", "--sink", "crm", "--uid", uid)),
         (3, "there is no replay 7", ("show", "7")),
         (3, "there is no replay 7", ("pause", "7")),
         (2, "should be a number", ("show", "x")),

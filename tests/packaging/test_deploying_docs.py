@@ -58,7 +58,7 @@ def test_the_manifests_agree_with_the_settings(tmp_path: Path) -> None:
     assert f"OUTBOX_RELAY_CONFIG={mounts['config']}/relay.toml" in DOCKERFILE
     assert loaded.http.address is not None
     assert [port["containerPort"] for port in relay["ports"]] == [loaded.http.address[1]]
-    assert pod("Deployment")["terminationGracePeriodSeconds"] > loaded.relay.stop_after_seconds + 5
+    assert pod("Deployment")["terminationGracePeriodSeconds"] > loaded.relay.stop_after_seconds + 15
 
 
 def test_the_probes_ask_what_the_relay_answers() -> None:
@@ -99,7 +99,7 @@ def test_the_unit_runs_the_relay(tmp_path: Path) -> None:
     assert Path(program).name == "outbox-relay"
     assert rest == ["run"]
     assert f"{Path(program).parent}/pip install 'outbox-relay[relay]'" in PAGE
-    assert float(service["TimeoutStopSec"]) > relay_settings(tmp_path).relay.stop_after_seconds + 5
+    assert float(service["TimeoutStopSec"]) > relay_settings(tmp_path).relay.stop_after_seconds + 15
     assert service["RestartPreventExitStatus"] == "2"
 
 

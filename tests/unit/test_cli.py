@@ -210,9 +210,11 @@ def test_an_empty_dsn_is_refused_and_no_database_of_this_machine_is_used(dsn: st
         ("status", "postgresql://relay:SE@CRE/T@db/shop"),
         ("postgresql://relay:SECRET@db/shop", "status"),
         ("status", "host=db password=SECRET"),
+        ("status", "host=db password = SECRET"),
+        ("status", "host=db password = 'SECRET"),
         ("status", "host=db PASSWORD='SEC RET'"),
     ],
-    ids=range(5),
+    ids=range(7),
 )
 def test_a_misplaced_dsn_is_not_repeated_with_its_password(arguments: tuple[str, ...]) -> None:
     ended = inside(*arguments)
@@ -408,6 +410,24 @@ def test_commands_collect_garbage_seldom() -> None:
     command = [sys.executable, "-c", code, "--version"]
     done = subprocess.run(command, capture_output=True, check=True, timeout=60, text=True)
     assert done.stdout.split()[-2:] == ["0", "50000"]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("listen", "said"),
+    [
+        ("192.0.2.1:8080", "at 192.0.2.1:8080: Cannot assign requested address: stop the process"),
+        ("[2001:db8::1]:8080", "at [2001:db8::1]:8080: "),
+        ("a..b:8080", "at a..b:8080: the host is not an address of this machine: stop the process"),
+    ],
+)
+def test_an_address_that_cannot_be_listened_at_is_named_with_the_fix(listen: str, said: str) -> None:
+    command = [sys.executable, "-m", "outbox_relay", "run", "--dsn", "postgresql://relay@127.0.0.1:1/shop"]
+    environ = {**os.environ, "OUTBOX_RELAY_HTTP__LISTEN": listen}
+    done = subprocess.run(command, capture_output=True, check=False, timeout=60, text=True, env=environ)
+    assert done.returncode == 2
+    assert f"http.listen: cannot listen {said}" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 HEEDS_CTRL_C = ["env", "--default-signal=INT"]

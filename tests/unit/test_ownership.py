@@ -13,7 +13,7 @@ from uuid import uuid4
 import pytest
 import structlog
 
-from outbox_relay.domain.errors import LeaseLost
+from outbox_relay.domain.errors import LeaseLost, StatementFailed
 from outbox_relay.domain.event import SHARDS
 from outbox_relay.domain.in_flight import Chunk, InFlight
 from outbox_relay.domain.lease_clock import lease_clock
@@ -139,6 +139,23 @@ async def test_no_heartbeat_brings_back_the_row_of_a_relay_that_has_left() -> No
     assert not register.registered
     await lease_manager._renew()  # pyright: ignore[reportPrivateUsage]
     assert not register.registered
+
+
+class Silent(Answers):
+    """A store that takes no heartbeat."""
+
+    async def heartbeat(self, *_: object) -> bool:
+        """Refuse it."""
+        raise StatementFailed("canceling statement due to lock timeout")
+
+
+async def test_a_relay_that_cannot_tell_that_it_stops_drains_its_shards_all_the_same() -> None:
+    answers: Any = Silent()
+    lease_manager = LeaseManager(answers, uuid4(), "test", "1", 15.0, structlog.get_logger())
+    leases = lease_manager.add("s", 1)
+    with pytest.raises(StatementFailed):
+        await lease_manager.stop()
+    assert not leases.serving
 
 
 @pytest.mark.parametrize("claimed_again", [False, True])

@@ -14,6 +14,15 @@ def test_a_second_cause_is_written_at_once() -> None:
     assert [values["cause"] for _, values in log.warnings] == ["connection_lost", "lease_lost", None]
 
 
+@pytest.mark.parametrize("subject", ["sink", "part", "chore", "schedule", "group", "replay"])
+def test_a_part_that_fails_does_not_hide_another_one(subject: str) -> None:
+    log = RecordedLog()
+    limited = RateLimitedLog(log)
+    for name in ("a", "b", "a"):
+        limited.warning("figures.failed", **{subject: name})
+    assert [values[subject] for _, values in log.warnings] == ["a", "b"]
+
+
 def test_the_number_of_lines_that_are_told_apart_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outbox_relay.domain.rate_limited_log.MOST_LINES", 3)
     log = RecordedLog()

@@ -113,6 +113,14 @@ async def test_names_are_known_with_their_addresses(tmp_path: Path) -> None:
     assert {("localhost", 6000), ("127.0.0.1", 6000), ("127.0.0.1", 8080), ("127.0.0.1", 43210)} <= set(own())
 
 
+def test_the_server_behind_a_pooler_is_the_relays_own_too(tmp_path: Path) -> None:
+    behind = 'host=pooler port=6432"\npooler = "transaction"\nlisten_dsn = "host=10.0.0.6 port=6000'
+    own = OwnAddresses(load(written(tmp_path, "https://x.example", behind), {}))
+    assert set(own()) == {("pooler", 6432), ("10.0.0.6", 6000), ("127.0.0.1", 8080)}
+    with pytest.raises(ConfigurationError, match="leads to the relay's own database"):
+        load(written(tmp_path, "http://10.0.0.6:6000/", behind), {})
+
+
 async def test_a_name_that_is_not_found_keeps_its_last_addresses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,12 +1,7 @@
 -- Claim up to `most` shards that have had no owner for `free_for` seconds, if the sink has these patterns and this claim:
 -- after a restore, its generation may be a number that was given out before, for others. An expired lease counts as a crash. A shard at
 -- the last epoch can have no further owner: the others are claimed.
-update outbox.shard s
-   set owner = %(owner)s::uuid,
-       epoch = s.epoch + 1,
-       lease_until = clock_timestamp() + %(lease)s::double precision * interval '1 second',
-       crashes = least(s.crashes::bigint + (s.owner is not null and not outbox.known_down(s.sink))::integer, 2147483647)
-  from (
+with free as materialized (  -- asked for once, whatever the plan
     select c.shard
       from outbox.shard c
      where c.sink = %(sink)s and c.epoch < 9223372036854775807
@@ -21,6 +16,12 @@ update outbox.shard s
      order by c.shard
      limit %(most)s::integer
        for update skip locked
-  ) free
+)
+update outbox.shard s
+   set owner = %(owner)s::uuid,
+       epoch = s.epoch + 1,
+       lease_until = clock_timestamp() + %(lease)s::double precision * interval '1 second',
+       crashes = least(s.crashes::bigint + (s.owner is not null and not outbox.known_down(s.sink))::integer, 2147483647)
+  from free
  where s.sink = %(sink)s and s.shard = free.shard
 returning s.shard, s.epoch, s.crashes

@@ -55,7 +55,7 @@ class History:
         self._log = RateLimitedLog(log, LOG_SECONDS)
 
     async def run(self) -> None:
-        """Add a minute every minute, at a random second of it, until cancelled. No error propagates."""
+        """Add a minute every minute, at a random second of it, until cancelled. One that fails is dropped."""
         caller.set(FIGURES)
         before = self._moment()
         await asyncio.sleep(random.uniform(0.0, MINUTE_SECONDS))  # noqa: S311 - jitter is no secret
