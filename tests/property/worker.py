@@ -368,13 +368,20 @@ class Worker:
         self._collect()
 
     async def finish(self, what: str) -> None:
-        """Do ``what`` to its end; for a worker that runs freely."""
+        """Do ``what`` to its end; for a worker that runs freely.
+
+        A claim does not end while the session hands its shards over: the next read ends the session.
+        """
         await self.do(what)
-        if self.busy(what):
+        if self.busy(what) and not self._hands_over:
             await asyncio.wait({self._lanes[what]}, timeout=5)
-            assert not self.busy(what), f"{what} does not end"
+            assert not self.busy(what) or self._hands_over, f"{what} does not end"
         await self.scheduler.still()
         self._collect()
+
+    @property
+    def _hands_over(self) -> bool:
+        return self.session is not None and self.session.log_reader._breaker.handing_over  # pyright: ignore[reportPrivateUsage]
 
     @property
     def begun(self) -> bool:
