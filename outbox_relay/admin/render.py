@@ -46,7 +46,7 @@ def status_text(found: dict[str, Any]) -> str:
         lines += [
             "",
             f"events in the DEFAULT partition of the log: {found['in_default_partition']}; "
-            "relays make partitions: start one",
+            "start a relay, which makes partitions",
         ]
     lines += _retention_lines(found["retention"]) if found["retention"] else []
     if found.get("replays"):

@@ -31,7 +31,7 @@ from outbox_relay.cli import (
 from outbox_relay.cli.command import add_config, add_dsn
 from outbox_relay.cli.output import USAGE
 
-_SECRETS = re.compile(r"(?<=://)\S*@|(?:password\s*=\s*)('[^']*'?|\S+)", re.IGNORECASE)
+_SECRETS = re.compile(r"(?<=://)\S*@|password\s*=\s*('[^']*'?|\S+)", re.IGNORECASE)
 _INVALID_CHOICE = re.compile(r"invalid choice: '([\w-]+)' \(choose from (.+)\)$")
 _UNKNOWN_OPTION = re.compile(r"unrecognized arguments: (?:.* )?(--[\w-]+)")
 

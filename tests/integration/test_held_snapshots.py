@@ -114,7 +114,7 @@ async def test_a_ledger_does_not_start_behind_a_position_that_is_not_committed(o
     assert owner.query(START) == [(begun,)]
 
 
-async def test_the_start_of_a_ledger_waits_for_hardly_anything(owner: Ledger) -> None:
+async def test_the_start_of_a_ledger_waits_for_no_more_than_a_moment(owner: Ledger) -> None:
     """It is raised beside a reader, and another time if another session has locked the sink or the ledger."""
     await advance(owner, 3)
     with owner.database.connect() as other:

@@ -111,7 +111,7 @@ def test_status_of_two_sinks() -> None:
         "",
         "types without a route, among the newest events: a.b, c",
         "",
-        "events in the DEFAULT partition of the log: 7; relays make partitions: start one",
+        "events in the DEFAULT partition of the log: 7; start a relay, which makes partitions",
     ]
 
 
