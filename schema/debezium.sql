@@ -6,7 +6,7 @@
 
 -- A text as Connect's JsonConverter writes it: \u001F where PostgreSQL writes \u001f, and characters above U+FFFF as
 -- two escapes. Of all others both escape the same ones in the same way.
-create or replace function outbox.debezium_json(value text) returns text
+create or replace function outbox_internal.debezium_json(value text) returns text
 language plpgsql immutable strict
 as $$
 declare
@@ -33,7 +33,7 @@ $$;
 
 -- The type of an event: the row's, with "_" for what a type cannot have; the aggregate's type where the row has none.
 -- Nothing here may refuse a row that Debezium takes.
-create or replace function outbox.debezium_type(row_type text, route text) returns text
+create or replace function outbox_internal.debezium_type(row_type text, route text) returns text
 language plpgsql immutable
 as $$
 declare
@@ -50,7 +50,7 @@ $$;
 
 -- The settings of the event router in a connector's configuration, without the prefix transforms.NAME. Raises an error
 -- for what would make other records than the trigger can.
-create or replace function outbox.debezium_router(config jsonb) returns jsonb
+create or replace function outbox_internal.debezium_router(config jsonb) returns jsonb
 language plpgsql immutable
 set search_path = pg_catalog, pg_temp
 as $$
@@ -101,7 +101,7 @@ $$;
 
 -- The format that a converter ('key' or 'value') of the configuration writes: 'string', 'binary', 'json', or null where
 -- none is named. Raises an error for one that writes what the trigger cannot.
-create or replace function outbox.debezium_converter(config jsonb, part text) returns text
+create or replace function outbox_internal.debezium_converter(config jsonb, part text) returns text
 language plpgsql immutable
 set search_path = pg_catalog, pg_temp
 as $$
@@ -133,7 +133,7 @@ $$;
 -- 'bare', 'quoted' or, for bytea, 'binary'. Every value is read through the output function of its type, by format():
 -- a cast might run code of the table's owner with the rights of the log's owner. Raises an error for a column that is
 -- missing or of a type that Debezium writes in a form of its own.
-create or replace function outbox.debezium_column(
+create or replace function outbox_internal.debezium_column(
     outbox_table regclass, name text, out expression text, out form text, out base regtype
 )
 language plpgsql stable
@@ -172,22 +172,22 @@ end
 $$;
 
 -- The same as a value in JSON.
-create or replace function outbox.debezium_value(outbox_table regclass, name text) returns text
+create or replace function outbox_internal.debezium_value(outbox_table regclass, name text) returns text
 language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
     select case c.form
         when 'bare' then c.expression
-        when 'quoted' then format('outbox.debezium_json(%s)', c.expression)
+        when 'quoted' then format('outbox_internal.debezium_json(%s)', c.expression)
         else format('''"'' || translate(encode((%s)::bytea, ''base64''), E''\n'', '''') || ''"''', c.expression)
-    end from outbox.debezium_column(outbox_table, name) c
+    end from outbox_internal.debezium_column(outbox_table, name) c
 $$;
 
 -- The columns of table.fields.additional.placement, COLUMN:PLACEMENT[:ALIAS] separated by commas, as expressions:
 -- `headers` continues the arguments of jsonb_build_object, `envelope` the text of a JSON object. `type_column` and
 -- `content_type` are those that become headers which the record has anyway. `partitioned`: one becomes the header
 -- `partition`, from which the sink takes the record's partition.
-create or replace function outbox.debezium_placed(
+create or replace function outbox_internal.debezium_placed(
     outbox_table regclass, router jsonb, id_column text, route_column text,
     out headers text, out envelope text, out type_column text, out content_type text, out partitioned boolean
 )
@@ -209,11 +209,11 @@ begin
           from regexp_split_to_table(router ->> 'table.fields.additional.placement', ',') p where trim(p) <> ''
     loop
         alias := coalesce(entry[3], entry[1]);
-        value := (outbox.debezium_column(outbox_table, entry[1])).expression;
+        value := (outbox_internal.debezium_column(outbox_table, entry[1])).expression;
         if entry[2] = 'envelope' and array_length(entry, 1) <= 3 then
             envelope := envelope || format(' || %L || coalesce(%s, ''null'')',
-                                           ',' || outbox.debezium_json(alias) || ':',
-                                           outbox.debezium_value(outbox_table, entry[1]));
+                                           ',' || outbox_internal.debezium_json(alias) || ':',
+                                           outbox_internal.debezium_value(outbox_table, entry[1]));
             continue;
         end if;
         if entry[2] = 'partition' then
@@ -225,7 +225,7 @@ begin
             when coalesce(entry[2] not in ('header', 'partition'), true) or array_length(entry, 1) > 3
             then 'cannot be done: it is not COLUMN:header, COLUMN:envelope or COLUMN:partition, with an alias or none'
             when alias = any (names) then 'the record has a header of this name already'
-            else outbox.header_fault(jsonb_build_object(alias, ''))
+            else outbox_internal.header_fault(jsonb_build_object(alias, ''))
         end;
         if fault is not null then
             raise exception using errcode = 'feature_not_supported',
@@ -247,7 +247,7 @@ end
 $$;
 
 -- The payload of an event, as an expression of bytea, and its content type.
-create or replace function outbox.debezium_payload(
+create or replace function outbox_internal.debezium_payload(
     outbox_table regclass, router jsonb, converter text, envelope text, out payload text, out content_type text
 )
 language plpgsql stable
@@ -262,7 +262,7 @@ declare
     base regtype;
 begin
     select c.expression, c.form = 'binary', c.base into as_is, is_binary, base
-      from outbox.debezium_column(outbox_table, payload_column) c;
+      from outbox_internal.debezium_column(outbox_table, payload_column) c;
     if converter = 'string' and is_binary or converter = 'binary' and not is_binary
        or envelope <> '' and (not as_json or expand) or expand and (not as_json or is_binary) then
         raise exception using errcode = 'feature_not_supported',
@@ -276,8 +276,8 @@ begin
                          else 'text/plain; charset=utf-8' end;
     payload := case
         when expand then format('case when %1$s ~ ''^[{\[]'' then %1$s else %2$s end', as_is,
-                                outbox.debezium_value(outbox_table, payload_column))
-        when as_json then outbox.debezium_value(outbox_table, payload_column)
+                                outbox_internal.debezium_value(outbox_table, payload_column))
+        when as_json then outbox_internal.debezium_value(outbox_table, payload_column)
         else as_is end;
     if as_json then
         payload := format('coalesce(%s, ''null'')', payload);
@@ -311,7 +311,7 @@ as $$
 declare
     config constant jsonb := case when jsonb_typeof(connector -> 'config') = 'object' then connector -> 'config'
                                   else connector end;
-    router constant jsonb := outbox.debezium_router(config);
+    router constant jsonb := outbox_internal.debezium_router(config);
     id_column constant text := coalesce(router ->> 'table.field.event.id', 'id');
     key_column constant text := coalesce(router ->> 'table.field.event.key', 'aggregateid');
     route_column constant text := coalesce(router ->> 'route.by.field', 'aggregatetype');
@@ -324,38 +324,38 @@ declare
     placed record;
     value record;
 begin
-    id := outbox.debezium_column(outbox_table, id_column);
+    id := outbox_internal.debezium_column(outbox_table, id_column);
     if id.base <> 'uuid'::regtype and (select t.typcategory from pg_type t where t.oid = id.base) <> 'S' then
         raise exception using errcode = 'datatype_mismatch',
             message = format('outbox.adopt_debezium: column %s of table %s has type %s and holds no UUIDs',
                              quote_ident(id_column), outbox_table, id.base),
             hint = 'It becomes the uid, by which a consumer knows the event again.';
     end if;
-    key := case when outbox.debezium_converter(config, 'key') = 'json'
-                then format('coalesce(%s, ''null'')', outbox.debezium_value(outbox_table, key_column))
-                else (outbox.debezium_column(outbox_table, key_column)).expression end;
-    route := (outbox.debezium_column(outbox_table, route_column)).expression;
-    placed := outbox.debezium_placed(outbox_table, router, id_column, route_column);
-    value := outbox.debezium_payload(outbox_table, router, outbox.debezium_converter(config, 'value'), placed.envelope);
+    key := case when outbox_internal.debezium_converter(config, 'key') = 'json'
+                then format('coalesce(%s, ''null'')', outbox_internal.debezium_value(outbox_table, key_column))
+                else (outbox_internal.debezium_column(outbox_table, key_column)).expression end;
+    route := (outbox_internal.debezium_column(outbox_table, route_column)).expression;
+    placed := outbox_internal.debezium_placed(outbox_table, router, id_column, route_column);
+    value := outbox_internal.debezium_payload(outbox_table, router, outbox_internal.debezium_converter(config, 'value'), placed.envelope);
     row_type := (
-        select (outbox.debezium_column(outbox_table, a.attname)).expression from pg_attribute a
+        select (outbox_internal.debezium_column(outbox_table, a.attname)).expression from pg_attribute a
          where a.attrelid = outbox_table and a.attname = coalesce(placed.type_column, 'type') and not a.attisdropped
     );
 
     old := (select p.oid from pg_trigger t join pg_proc p on p.oid = t.tgfoid
-             where t.tgrelid = outbox_table and t.tgname = 'outbox_relay' and p.pronamespace = 'outbox'::regnamespace);
+             where t.tgrelid = outbox_table and t.tgname = 'outbox_relay' and p.pronamespace = 'outbox_internal'::regnamespace);
     if old is not null then
         execute format('drop trigger outbox_relay on %s', outbox_table);
         execute format('drop function %s', old);
     end if;
-    execute format('drop function if exists outbox.%I()', new_name);
+    execute format('drop function if exists outbox_internal.%I()', new_name);
     execute format($create$
-        create function outbox.%I() returns trigger
+        create function outbox_internal.%I() returns trigger
         language plpgsql volatile security definer
         set search_path = pg_catalog, pg_temp
         as $trigger$
         declare
-            event_type constant text := outbox.debezium_type(%s, %s);
+            event_type constant text := outbox_internal.debezium_type(%s, %s);
         begin
             if tg_op = 'UPDATE' then
                 raise %s using errcode = 'triggered_action_exception',
@@ -379,11 +379,11 @@ begin
         case when router ->> 'table.op.invalid.behavior' = 'fatal' then 'exception' else 'warning' end,
         value.payload, key, route, placed.headers, id.expression,
         coalesce(placed.content_type, 'null'), value.content_type);
-    execute format('comment on function outbox.%I() is %L', new_name, 'Emits what is inserted into ' || outbox_table);
-    execute format('revoke all on function outbox.%I() from public', new_name);
-    execute format('alter function outbox.%I() owner to %s', new_name,
+    execute format('comment on function outbox_internal.%I() is %L', new_name, 'Emits what is inserted into ' || outbox_table);
+    execute format('revoke all on function outbox_internal.%I() from public', new_name);
+    execute format('alter function outbox_internal.%I() owner to %s', new_name,
                    (select n.nspowner::regrole from pg_namespace n where n.nspname = 'outbox'));
-    execute format('create trigger outbox_relay after insert or update on %s for each row execute function outbox.%I()',
+    execute format('create trigger outbox_relay after insert or update on %s for each row execute function outbox_internal.%I()',
                    outbox_table, new_name);
     return format(E'topic = "%s"\ntombstones = true',
                   replace(coalesce(router ->> 'route.topic.replacement', 'outbox.event.${routedByValue}'),

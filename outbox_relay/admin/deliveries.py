@@ -18,7 +18,7 @@ from outbox_relay.domain.window import MAX_ID
 from outbox_relay.postgres.store import Store
 
 Filter = Mapping[str, Any]
-"""A filter of deliveries, as ``outbox.read_filter`` in the schema reads it."""
+"""A filter of deliveries, as ``outbox_internal.read_filter`` in the schema reads it."""
 Place = tuple[int, str]
 """The id and the sink of a delivery, after which a page of a list begins."""
 STATES = ("dead", "waiting", "held", "scheduled")

@@ -14,7 +14,7 @@ from outbox_relay.postgres.schema_versions import SCHEMA_VERSION, fit
 
 Ask: TypeAlias = Callable[[str], Sequence[Sequence[Any]]]
 
-DROP: Final = "drop schema outbox cascade"
+DROP: Final = "drop schema outbox, outbox_internal cascade"
 MOST_COUNTED: Final = 1000
 """Maximum number of events of a sink that are counted before the schema is dropped."""
 COUNT_SECONDS, ALIVE_SECONDS = 10, 30

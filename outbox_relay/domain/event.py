@@ -68,7 +68,7 @@ def _length(events: Sequence[StoredEvent], field: Callable[[StoredEvent], Sized 
 def pop_scan_end(events: list[StoredEvent]) -> int | None:
     """Remove the end row of an incomplete read, and return the last searched id.
 
-    None if the read was complete or was cut only by its bounds. See ``outbox.read_late``.
+    None if the read was complete or was cut only by its bounds. See ``outbox_internal.read_late``.
     """
     return events.pop().id if events and events[-1].shard < 0 else None
 
@@ -76,7 +76,7 @@ def pop_scan_end(events: list[StoredEvent]) -> int | None:
 def cut_unread(events: list[StoredEvent]) -> bool:
     """Remove the first event that is to be read again, and those behind it. Return True if there was one.
 
-    See ``outbox.read_small``, which reads the contents of small events only.
+    See ``outbox_internal.read_small``, which reads the contents of small events only.
     """
     if not any(map(FAULT, events)):
         return False
@@ -89,7 +89,7 @@ def cut_unread(events: list[StoredEvent]) -> bool:
 def pop_passed_by(events: list[StoredEvent]) -> list[StoredEvent]:
     """Remove the events that a replay passes by, and return them. Their ``fault`` is the reason.
 
-    See ``outbox.read_replayed``, which returns them without a uid.
+    See ``outbox_internal.read_replayed``, which returns them without a uid.
     """
     passed_by = [event for event in events if not event.uid]
     if passed_by:

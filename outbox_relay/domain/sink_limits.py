@@ -23,6 +23,6 @@ NO_LIMITS = SinkLimits()
 
 
 def spread_of(uid: str, spread_seconds: float) -> float:
-    """Return by how many seconds an event is due later, as ``outbox.spread_of`` computes it."""
+    """Return by how many seconds an event is due later, as ``outbox_internal.spread_of`` computes it."""
     number = int.from_bytes(sha256(UUID(uid).bytes).digest()[:4], "big")
     return number % max(1, round(spread_seconds * 1000)) / 1000

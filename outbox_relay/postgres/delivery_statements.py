@@ -114,7 +114,7 @@ class DeliveryStatements(Database):
         most_payload: int = MOST_PAYLOAD,
         after: RowPlace | None = None,
     ) -> list[ClaimedRow]:
-        """Claim rows that are due, in id order: see ``outbox.claim_rows`` in the schema.
+        """Claim rows that are due, in id order: see ``outbox_internal.claim_rows`` in the schema.
 
         With ``after``, rows that wait are only found behind that place.
         """

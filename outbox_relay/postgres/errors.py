@@ -22,7 +22,7 @@ from outbox_relay.domain.errors import (
 from outbox_relay.postgres.conninfo import ENCODE
 
 ANOTHER_SERVER: Final = "OR001"
-"""The SQLSTATE with which ``outbox.only_at`` refuses a statement."""
+"""The SQLSTATE with which ``outbox_internal.only_at`` refuses a statement."""
 
 # Fixes by SQLSTATE or by its class (PostgreSQL, appendix A).
 FIXES: Final = {

@@ -1,12 +1,12 @@
 """Applying the schema to a database: create, upgrade, grant, rebase.
 
-All missing migrations are applied in one transaction under a lock on ``outbox.meta``, so that a database has the schema
-of exactly one version.
+Everything that is missing is applied in one transaction under a lock on ``outbox.meta``, so that a database has the
+schema of exactly one version.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -26,9 +26,9 @@ from outbox_relay.postgres.schema_script import (
     ceiling_sql,
     grant_sql,
     schema_options,
-    step_sql,
+    upgrade_sql,
 )
-from outbox_relay.postgres.schema_versions import SCHEMA_FOLDER, SCHEMA_VERSION, Migration, fit, migrations
+from outbox_relay.postgres.schema_versions import SCHEMA_FOLDER, SCHEMA_VERSION, fit, migrations, newest_version
 from outbox_relay.postgres.session_settings import CORRECTION
 
 CONNECT_SECONDS: Final = 10
@@ -56,18 +56,17 @@ class MigrationResult:
         return "\n".join((self._happened() + grants + ceiling + debezium, *self.notes))
 
     def _happened(self) -> str:
-        steps = ", ".join(self.applied)
-        if self.before > SCHEMA_VERSION and not steps:
+        if self.before > SCHEMA_VERSION:
             return (
                 f"schema outbox has version {self.before}, newer than this outbox-relay's {SCHEMA_VERSION}, "
                 "which works on it: nothing was changed"
             )
-        if not steps:
+        if self.before == self.after:
             done = self.granted or self.debezium or self.max_payload_bytes
             return f"schema outbox has version {self.after}" + ("" if done else ": nothing to do")
         if self.before == 0:
-            return f"schema outbox was created with version {self.after} ({steps})"
-        return f"schema outbox was brought from version {self.before} to {self.after} ({steps})"
+            return f"schema outbox was created with version {self.after}"
+        return f"schema outbox was brought from version {self.before} to {self.after} ({', '.join(self.applied)})"
 
 
 def migrate(
@@ -92,12 +91,11 @@ def migrate(
     """
     roles = {"emit": grant_emit, "relay": grant_relay, **(grants or {})}
     options = schema_options(roles, debezium=debezium, max_payload_bytes=max_payload_bytes)
-    steps = migrations(folder)
     try:
         with _connect(dsn) as connection:
             if problem := encoding_fault(connection.info):
                 raise DatabaseUnusable(problem)
-            run = _Run(connection, steps, options, folder)
+            run = _Run(connection, options, folder)
             connection.add_notice_handler(run.note)
             try:
                 return run.apply()
@@ -159,7 +157,6 @@ class _Run:
     """One run of ``migrate`` on a connection."""
 
     connection: psycopg.Connection[tuple[Any, ...]]
-    steps: Sequence[Migration]
     options: SchemaOptions
     folder: Path
     notes: list[str] = field(default_factory=list[str])
@@ -185,17 +182,16 @@ class _Run:
         self.connection.execute(_SESSION.encode())
         self.connection.execute(PROLOGUE.encode())
         before, min_relay = self._found()
-        newest = self.steps[-1].version
+        newest = newest_version(self.folder)
         if before > newest:
             if problem := fit(before, min_relay, ours=newest):
                 raise DatabaseUnusable(problem)
             return MigrationResult(before, before, notes=_left_out(self.options))
-        missing = [step for step in self.steps if step.version > before]
-        for step in missing:
-            self.connection.execute(step_sql(step).encode())
+        for statements in upgrade_sql(before, self.folder):
+            self.connection.execute(statements.encode())
         self._apply_options()
-        applied = tuple(step.name for step in missing)
-        granted = self._granted(all_of_them=bool(missing))
+        applied = tuple(step.name for step in migrations(self.folder) if step.version > before > 0)
+        granted = self._granted(all_of_them=before < newest)
         debezium, max_payload_bytes = self.options.debezium, self.options.max_payload_bytes
         return MigrationResult(before, newest, applied, granted, debezium, tuple(self.notes), max_payload_bytes)
 

@@ -133,7 +133,7 @@ class RetentionStatements(Database):
         await self._rows("record_archive", parameters)
 
     async def empty_day(self, day: str, lease: int, events: int) -> str:
-        """Empty a checked day; return "emptied", "more", "again", "locked" or "archive" (see ``outbox.empty_day``)."""
+        """Empty a checked day; return "emptied", "more", "again", "locked" or "archive" (see ``outbox_internal.empty_day``)."""
         return await self._message("empty_day", {"day": day, "lease": lease, "events": events})
 
     async def leave_day(self, day: str, lease: int, reason: str) -> None:

@@ -40,7 +40,7 @@ class OtherGeneration(NamedTuple):
 
 
 class Fired(NamedTuple):
-    """The outcome of a call, as ``outbox.fire_schedule_times`` names it, and the number of events."""
+    """The outcome of a call, as ``outbox_internal.fire_schedule_times`` names it, and the number of events."""
 
     outcome: str
     emitted: int

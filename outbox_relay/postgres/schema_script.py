@@ -1,7 +1,8 @@
 """The SQL that creates or upgrades the schema.
 
-``debezium.sql`` is not a migration: it holds functions for users who come from Debezium, and they are created or
-replaced each time they are requested.
+A new database gets the tables of ``schema/tables``, an existing one the migrations above its version. Both then get all
+functions, views and triggers, since the version has risen; what the files no longer define is dropped. Grants are given
+each time, and the functions for users who come from Debezium (``debezium.sql``) each time that they are requested.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final
 from psycopg import sql
 
 from outbox_relay.domain.errors import DatabaseUnusable
-from outbox_relay.postgres.schema_versions import SCHEMA_FOLDER, Migration, migrations
+from outbox_relay.postgres.schema_versions import BASELINE, SCHEMA_FOLDER, Migration, migrations, newest_version
 
 LOCK_SECONDS: Final = 5
 """Longest wait for each lock that a migration needs."""
@@ -66,21 +67,52 @@ def script(
     """
     roles = {"emit": grant_emit, "relay": grant_relay, **(grants or {})}
     options = schema_options(roles, debezium=debezium, max_payload_bytes=max_payload_bytes)
-    steps = [step for step in migrations(folder) if step.version > have]
     ceiling = options.max_payload_bytes
+    newest = newest_version(folder)
     return "\n".join(
         (
-            f"-- Schema outbox, from version {have} to {steps[-1].version if steps else have}.",
+            f"-- Schema outbox, from version {have} to {max(have, newest)}.",
             "-- To be run in one transaction: psql -1 -v ON_ERROR_STOP=1 -f FILE, or a tool that does the same.",
             PROLOGUE,
-            *(step_sql(step) for step in steps),
+            *upgrade_sql(have, folder),
             *(grant_sql(kind, role) for kind, role in options.grants),
             *([] if ceiling is None else [ceiling_sql(ceiling)]),
-            *([(folder / DEBEZIUM).read_text(encoding="utf-8")] if options.debezium else []),
-            (folder / "grants.sql").read_text(encoding="utf-8"),
+            *([_text(folder / DEBEZIUM)] if options.debezium else []),
+            _text(folder / "grants.sql"),
             _EPILOGUE,
         )
     )
+
+
+def upgrade_sql(have: int, folder: Path) -> list[str]:
+    """Return the statements that bring a schema of version ``have`` to the newest one, [] if it is that.
+
+    Raises ``DatabaseUnusable`` for a version that was never released.
+    """
+    if 0 < have < BASELINE:
+        raise DatabaseUnusable(f"schema outbox has version {have}, which was never released: drop it, and run migrate")
+    if have >= newest_version(folder):
+        return []
+    first = [_text(path) for path in sorted((folder / "tables").glob("*.sql"))]
+    steps = [step_sql(step) for step in migrations(folder) if step.version > have]
+    definitions = [*sorted((folder / "functions").glob("*.sql")), folder / "views.sql", folder / "triggers.sql"]
+    return [
+        *([_guard(have, newest_version(folder)), *steps] if have else [*first, _version_sql(folder)]),
+        *(_text(path) for path in definitions),
+        _NO_LONGER_DEFINED,
+        *([] if have else [_FIRST]),
+    ]
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8")
+
+
+def _version_sql(folder: Path) -> str:
+    """Return the statement that gives a new schema its version."""
+    steps = migrations(folder)
+    version, min_relay = (steps[-1].version, steps[-1].min_relay) if steps else (BASELINE, BASELINE)
+    return f"insert into outbox.meta (schema_version, min_relay) values ({version}, {min_relay});\n"  # noqa: S608 - numbers
 
 
 # Names of functions and operators in a migration refer to those of the system, whatever the caller's search_path
@@ -96,6 +128,7 @@ begin
     foreach setting slice 1 in array array[
         ['search_path', 'outbox.search_path_before', 'pg_catalog, pg_temp'],
         ['lock_timeout', 'outbox.lock_timeout_before', '{LOCK_SECONDS}s'],
+        ['check_function_bodies', 'outbox.check_function_bodies_before', 'off'],
         ['standard_conforming_strings', 'outbox.standard_conforming_strings_before', 'on'],
         ['TimeZone', 'outbox.timezone_before', 'UTC'],
         ['DateStyle', 'outbox.datestyle_before', 'ISO'],
@@ -124,6 +157,7 @@ declare
 begin
     foreach setting slice 1 in array array[
         ['lock_timeout', 'outbox.lock_timeout_before'],
+        ['check_function_bodies', 'outbox.check_function_bodies_before'],
         ['standard_conforming_strings', 'outbox.standard_conforming_strings_before'],
         ['TimeZone', 'outbox.timezone_before'],
         ['DateStyle', 'outbox.datestyle_before'],
@@ -139,7 +173,10 @@ end
 $$;
 """
 
-_GUARD: Final = """
+
+def _guard(before: int, after: int) -> str:
+    """Return a statement that fails unless the schema has the version ``before``."""
+    return f"""
 do $$
 declare
     have integer := 0;
@@ -148,7 +185,7 @@ begin
         have := (select m.schema_version from outbox.meta m);
     end if;
     if have <> {before} then
-        raise exception 'schema outbox has version %, and this step goes from {before} to {after}', have
+        raise exception 'schema outbox has version %, and this script goes from {before} to {after}', have
             using hint = 'Nothing was changed. Print the script for this version, or run outbox-relay migrate.';
     end if;
 end
@@ -156,12 +193,47 @@ $$;
 """
 
 
+# Every definition of the files was just created or replaced by this transaction, so that what is older is defined no
+# more. All of it goes in one statement, as its parts may depend on each other. Triggers of others' functions, and the
+# functions of debezium.sql, are left alone.
+_NO_LONGER_DEFINED: Final = """
+do $$
+declare
+    functions text;
+    item record;
+begin
+    for item in
+        select t.tgname as name, t.tgrelid::regclass::text as of_table
+          from pg_trigger t
+          join pg_proc p on p.oid = t.tgfoid and p.pronamespace = any ('{outbox, outbox_internal}'::regnamespace[])
+          join pg_class c on c.oid = t.tgrelid and c.relnamespace = 'outbox'::regnamespace
+         where not t.tgisinternal and t.tgparentid = 0 and age(t.xmin) > 0
+    loop
+        execute format('drop trigger %I on %s', item.name, item.of_table);
+    end loop;
+    select string_agg(p.oid::regprocedure::text, ', ') into functions
+      from pg_proc p
+     where p.pronamespace = any ('{outbox, outbox_internal}'::regnamespace[]) and age(p.xmin) > 0
+       and p.proname !~ 'debezium';
+    if functions is not null then
+        execute 'drop function ' || functions;
+    end if;
+end
+$$;
+"""
+
+# What a new schema needs once its functions are there.
+_FIRST: Final = """
+update outbox.meta set system_identifier = outbox_internal.home();
+select outbox_internal.arm(), outbox_internal.make_partitions(), outbox_internal.make_attempt_partitions();
+"""
+
+
 def step_sql(step: Migration) -> str:
-    """Return the SQL of a migration, which fails unless the schema has the version before it."""
-    guard = _GUARD.format(before=step.version - 1, after=step.version)
+    """Return the SQL of a migration."""
     min_relay = f"greatest(min_relay, {step.min_relay})"
     done = f"update outbox.meta set schema_version = {step.version}, min_relay = {min_relay};\n"  # noqa: S608 - two numbers
-    return f"-- {step.name}\n{guard}\n{step.text}\n{done}"
+    return f"-- {step.name}\n{step.text}\n{done}"
 
 
 def grant_sql(kind: str, role: str) -> str:
@@ -175,7 +247,4 @@ def grant_sql(kind: str, role: str) -> str:
 
 def ceiling_sql(max_payload_bytes: int) -> str:
     """Return the statement that sets the payload ceiling."""
-    return (
-        "create or replace function outbox.payload_ceiling() returns integer "
-        f"language sql stable parallel safe return {max_payload_bytes};\n"
-    )
+    return f"update outbox.meta set max_payload_bytes = {max_payload_bytes};\n"  # noqa: S608 - a number

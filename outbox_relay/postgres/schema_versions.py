@@ -1,7 +1,9 @@
 """The versions of the schema, and which relays work on them.
 
-A migration is a file ``NNNN_name.sql`` in ``schema/``. Its first lines may contain ``-- min_relay: N``: relays made for
-a schema older than N do not work on it. Without this line, every relay works on it that works on the version before.
+The files of ``schema/`` define the newest version: ``tables/`` with every table, ``functions/``, ``views.sql`` and
+``triggers.sql``. ``schema/migrations/`` holds what brings the tables and data of an existing database there, one file
+``NNNN_name.sql`` per version after ``BASELINE``. Its first lines may contain ``-- min_relay: N``: relays made for a
+schema older than N do not work on it. Without this line, every relay works on it that works on the version before.
 """
 
 from __future__ import annotations
@@ -12,6 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from outbox_relay.domain.errors import DatabaseUnusable
+
+BASELINE: Final = 34
+"""The first version. Databases with an older one were made before the first release, and are refused."""
 
 _FILE = re.compile(r"(\d{4})_\w+\.sql")
 _MIN_RELAY = re.compile(r"^-- min_relay: (\d+)$", re.MULTILINE)
@@ -32,20 +37,24 @@ class Migration:
 
 
 def migrations(folder: Path) -> tuple[Migration, ...]:
-    """Return the migrations in a folder, in order. Raise ``DatabaseUnusable`` if one is missing."""
+    """Return the migrations of a schema folder, in order. Raise ``DatabaseUnusable`` if one is missing."""
     found: list[Migration] = []
     for path in _files(folder):
         text = path.read_text(encoding="utf-8")
         declared = _MIN_RELAY.search(text)
-        min_relay = int(declared[1]) if declared else found[-1].min_relay if found else 1
+        min_relay = int(declared[1]) if declared else found[-1].min_relay if found else BASELINE
         found.append(Migration(_version(path), path.stem, min_relay, text))
     return tuple(found)
 
 
 def _files(folder: Path) -> list[Path]:
-    files = sorted(path for path in folder.glob("*.sql") if _FILE.fullmatch(path.name))
-    if [_version(path) for path in files] != list(range(1, len(files) + 1)) or not files:
-        raise DatabaseUnusable(f"{folder} does not have every migration from 0001 on: install outbox-relay again")
+    if not (folder / "tables").is_dir():
+        raise DatabaseUnusable(f"{folder} does not hold the schema: install outbox-relay again")
+    files = sorted(path for path in (folder / "migrations").glob("*.sql") if _FILE.fullmatch(path.name))
+    if [_version(path) for path in files] != list(range(BASELINE + 1, BASELINE + 1 + len(files))):
+        raise DatabaseUnusable(
+            f"{folder} does not have every migration from {BASELINE + 1:04} on: install outbox-relay again"
+        )
     return files
 
 
@@ -53,7 +62,12 @@ def _version(file: Path) -> int:
     return int(file.name[:4])
 
 
-SCHEMA_VERSION: Final = _version(_files(SCHEMA_FOLDER)[-1])
+def newest_version(folder: Path) -> int:
+    """Return the version that a schema folder defines."""
+    return BASELINE + len(_files(folder))
+
+
+SCHEMA_VERSION: Final = newest_version(SCHEMA_FOLDER)
 """The newest schema version in this package, for which its relay is made."""
 
 

@@ -151,7 +151,7 @@ def _register_unknown_zone(system: System) -> None:
     """Register a schedule whose time zone no machine knows, as a relay with other time zones would."""
     schedule = {"name": "nightly", "cron": "0 3 * * *", "timezone": "Mars/Olympus", "type": "order.due"}
     wanted = json.dumps([{**schedule, "payload": {}, "missed": "one"}])
-    system.execute(f"select outbox.register_schedules('{wanted}')")
+    system.execute(f"select outbox_internal.register_schedules('{wanted}')")
 
 
 def _hourly_faults(system: System, scrape: int) -> None:

@@ -77,7 +77,7 @@ secrets = ["{secret}"]
 """
 HUGE = """
 insert into outbox.event (uid, type, key, payload, content_type)
-select outbox.uuid7(), 'huge.happened', 'k' || g %% 5000, convert_to(format('{"n": %%s}', g), 'UTF8'),
+select outbox_internal.uuid7(), 'huge.happened', 'k' || g %% 5000, convert_to(format('{"n": %%s}', g), 'UTF8'),
        'application/json'
   from generate_series(1, %s::bigint) g
 """

@@ -124,7 +124,7 @@ def lost(postgres: PostgresServer, rate: float) -> bool:
 
 
 FILL = """insert into outbox.event (uid, type, key, payload, content_type)
-select outbox.uuid7(), 'order.created', 'k' || (g %% 5000),
+select outbox_internal.uuid7(), 'order.created', 'k' || (g %% 5000),
        convert_to('{"order_id": 123456, "note": "' || repeat('x', case when g %% %s = 0 then %s else 200 end) || '"}',
                   'UTF8'),
        'application/json'

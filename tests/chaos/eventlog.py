@@ -22,7 +22,7 @@ ABOVE = f"""select l.* from ({EVENTS}) l join unnest(%s::int[], %s::int[]) kept 
  where l.number > kept.number"""
 LAST = f"select key, n from public.{COUNTS}".encode()
 UNCOVERED = b"""select uuid_send(e.uid)
-  from outbox.settled_upto(%(sink)s) s
+  from outbox_internal.settled_upto(%(sink)s) s
   join outbox.event e on e.shard = any (s.shards) and e.id > s.upto_id"""
 ROWS_LEFT = b"select uuid_send(d.uid) from outbox.delivery d where d.sink = %(sink)s and d.state <> 'dead'"
 

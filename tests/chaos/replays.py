@@ -19,7 +19,7 @@ NAMED = 200
 """Number of events that are named by their uids."""
 SECONDS = (5, 20)
 """Age of the oldest event of a replay by time."""
-TICK = "select seq, snapshot::text, next_xid, incarnation, generations from outbox.action_tick()"
+TICK = "select seq, snapshot::text, next_xid, incarnation, generations from outbox_internal.action_tick()"
 START = "select id from outbox.start_replay(%s, null, null, %s, %s::pg_snapshot, %s, %s, %s, 'chaos', null)"
 UIDS = """select uid::text from outbox.event
  where id > (select max(id) from outbox.event) - 20000 order by random() limit %s"""
@@ -58,7 +58,7 @@ EXPECTED = f"""select uuid_send(e.uid)
         select xid, id, shard, uid, type, key, content_type, created_at, removed_at from public.{KEPT}) e
   join outbox.replay r on r.id = %s and r.created_at < e.removed_at
  where e.id > r.from_id and e.id <= r.upto_id and (r.ids is null or e.id = any (r.ids))
-   and outbox.replay_means(e.id, e.xid, e.shard, e.type, e.key, e.content_type, e.created_at, r.type_like, r.routed,
+   and outbox_internal.replay_means(e.id, e.xid, e.shard, e.type, e.key, e.content_type, e.created_at, r.type_like, r.routed,
                            r.key, r.since, r.until, r.floor, r.a_seqs, r.a_snapshots, r.a_nexts, r.b_snapshots,
                            r.last_ids)"""
 

@@ -15,7 +15,7 @@ from tests.docs.pages import blocks, commands, text
 from tests.support.database import Database, query
 from tests.support.drivers import url
 from tests.support.forked import run_module
-from tests.support.schemas import meta, schema_up_to
+from tests.support.schemas import meta
 from tests.support.sink_actions import register
 
 PAGE = "docs/alembic.md"
@@ -85,19 +85,6 @@ def test_autogenerate_leaves_the_schema_alone(empty_database: Database, tmp_path
     alembic(tmp_path, "check")
     env.write_text(env.read_text().replace("include_object=outbox.include_object,", ""))
     alembic(tmp_path, "check", code=1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
-def test_a_revision_upgrades_a_schema_of_an_earlier_version(
-    empty_database: Database, tmp_path: Path, driver: str
-) -> None:
-    migrate(empty_database.dsn, folder=schema_up_to(SCHEMA_VERSION - 1, tmp_path / "schema"))
-    environment(tmp_path, empty_database, driver)
-    alembic(tmp_path, "stamp", FIRST)
-    assert query(empty_database, "select schema_version from outbox.meta") == [(SCHEMA_VERSION - 1,)]
-    alembic(tmp_path, "upgrade", "head")
-    assert query(empty_database, "select schema_version from outbox.meta") == [(SCHEMA_VERSION,)]
 
 
 @pytest.mark.slow

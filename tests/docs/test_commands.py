@@ -37,7 +37,7 @@ insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type,
 select 'crm', id, shard, 'dead', true, now(), uid, type, key, payload, content_type, created_at
   from outbox.event order by id limit 3"""
 REFUSED = Refused("answered 400 Bad Request", 400, Attempt("http_400", 0.0126))
-SETTLED = "select from outbox.backlog('crm', null, 1000, 5.0) where events = 0"
+SETTLED = "select from outbox_internal.backlog('crm', null, 1000, 5.0) where events = 0"
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ ACTIONS = [
     "select from outbox.seek_sink('s', 'now', %s, %s::pg_snapshot, %s, %s, %s, 'x', null)",
 ]
 IDLE = "select set_config('idle_in_transaction_session_timeout', %s, false)"
-TICK = "select seq, snapshot::text, next_xid, incarnation, generations from outbox.action_tick()"
+TICK = "select seq, snapshot::text, next_xid, incarnation, generations from outbox_internal.action_tick()"
 
 
 def idle_after(database: Database, action: str, before: str) -> tuple[Any, ...]:

@@ -82,8 +82,8 @@ def test_a_day_is_archived_byte_for_byte_and_emptied(
     manifest = json.loads((Path(address) / "manifest.json").read_text())
     assert manifest["key_hashes_complete"]
     assert set(manifest["key_hashes"]) == {
-        key_hash for (key_hash,) in owner.execute("select outbox.keyed_hash('k' || n) from generate_series(1, 50) n")
-    } | {key_hash for (key_hash,) in owner.execute("select outbox.keyed_hash(k) from (values ('a'), (''), "
+        key_hash for (key_hash,) in owner.execute("select outbox_internal.keyed_hash('k' || n) from generate_series(1, 50) n")
+    } | {key_hash for (key_hash,) in owner.execute("select outbox_internal.keyed_hash(k) from (values ('a'), (''), "
                                                    "(E'ü\\n''\"')) v (k)")}  # fmt: skip
     assert (Path(address) / "manifest.json").stat().st_mode & 0o77 == 0
 
@@ -213,7 +213,7 @@ def test_an_event_that_comes_after_the_archive_is_archived_too(
 
 def write_here(database: Database, owner: Connection, config: Path) -> dict[str, Any]:
     """Check the day of 12 days ago, and write its archive in this process; return the manifest."""
-    [(lease,)] = owner.execute("select lease from outbox.begin_retention(%s, 't', 60)", (uuid4(),)).fetchall()
+    [(lease,)] = owner.execute("select lease from outbox_internal.begin_retention(%s, 't', 60)", (uuid4(),)).fetchall()
 
     async def write() -> dict[str, Any]:
         store = Store(lambda: database.dsn, pooler=False, connections=1)

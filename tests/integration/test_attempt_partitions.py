@@ -24,7 +24,7 @@ PUT = """
 insert into outbox.attempt (at, uid, sink, id, number, relay, outcome)
 values (%s, gen_random_uuid(), 's', 1, 1, 'r', 'failed')"""
 RECORD = """
-select outbox.record_attempts('s', 'r', '{1}', array[gen_random_uuid()], '{1}', '{failed}', '{0}', '{1}', '{500}',
+select outbox_internal.record_attempts('s', 'r', '{1}', array[gen_random_uuid()], '{1}', '{failed}', '{0}', '{1}', '{500}',
                               '{no}', '{null}')"""
 ONE_DAY_OLD = """
 create table outbox.{0} (like outbox.attempt including defaults);
@@ -50,19 +50,19 @@ def trim(database: Database, change: str = "keep_attempts_days = 14", user: str 
     with database.connect(autocommit=True) as connection:
         connection.execute(f"update outbox.retention set owner = null, {change}".encode())
     with database.connect(autocommit=True, **({"user": user} if user else {})) as connection:
-        lease = one(connection, "select lease from outbox.begin_retention(gen_random_uuid(), 'test', 60)")
+        lease = one(connection, "select lease from outbox_internal.begin_retention(gen_random_uuid(), 'test', 60)")
         if "hold_until" in change:
             with database.connect(autocommit=True) as admin_connection:
                 admin_connection.execute(f"update outbox.retention set {change}".encode())
-        return one(connection, f"select outbox.trim_attempts({lease})")
+        return one(connection, f"select outbox_internal.trim_attempts({lease})")
 
 
 def test_partitions_are_made_ahead_and_each_finds_a_uid_by_its_index(database: Database) -> None:
     today = datetime.now(UTC)
     wanted = [*(name_of(today + timedelta(days=n)) for n in range(4)), "attempt_default"]
     assert [name for (name,) in query(database, PARTITIONS)] == wanted
-    assert query(database, "select outbox.make_attempt_partitions(5)") == [(2,)]
-    assert query(database, "select outbox.make_attempt_partitions(null)") == [(0,)]
+    assert query(database, "select outbox_internal.make_attempt_partitions(5)") == [(2,)]
+    assert query(database, "select outbox_internal.make_attempt_partitions(null)") == [(0,)]
     assert len(query(database, PARTITIONS)) == 7
     indexed = query(
         database,
@@ -75,7 +75,7 @@ def test_no_partition_is_made_for_a_day_of_which_the_default_partition_has_an_at
     ahead = datetime.now(UTC).replace(hour=12) + timedelta(days=5)
     with database.connect(autocommit=True) as connection:
         connection.execute(PUT.encode(), (ahead,))
-    assert query(database, "select outbox.make_attempt_partitions(7)") == [(3,)]
+    assert query(database, "select outbox_internal.make_attempt_partitions(7)") == [(3,)]
     assert name_of(ahead) not in {name for (name,) in query(database, PARTITIONS)}
     assert query(database, "select count(*) from outbox.attempt") == [(1,)]
 
@@ -109,7 +109,7 @@ def test_one_session_at_a_time_makes_or_removes_partitions_and_none_waits(databa
     with database.connect() as other:
         other.execute("select from outbox.chore where name = 'attempts' for update")
         assert trim(database) == 0
-        assert query(database, "select outbox.make_attempt_partitions(9)") == [(0,)]
+        assert query(database, "select outbox_internal.make_attempt_partitions(9)") == [(0,)]
 
 
 def test_a_partition_in_use_is_dropped_later(database: Database) -> None:
@@ -126,7 +126,7 @@ def test_default_privileges_of_the_owner_give_no_attempt_away(empty_database: Da
         with empty_database.connect(autocommit=True) as admin_connection:
             admin_connection.execute(f"alter default privileges grant all on tables to {curious}, public".encode())
         migrate(empty_database.dsn)
-        query(empty_database, "select outbox.make_attempt_partitions(9)")
+        query(empty_database, "select outbox_internal.make_attempt_partitions(9)")
         for (name,) in query(empty_database, PARTITIONS):
             with empty_database.connect(user=curious) as connection, pytest.raises(errors.InsufficientPrivilege):
                 connection.execute(sql.SQL("select from outbox.{}").format(sql.Identifier(name)))
@@ -140,7 +140,7 @@ def test_a_relay_adds_and_reads_attempts_and_changes_none(database: Database) ->
         with database.connect(user=relay, autocommit=True) as connection:
             connection.execute(RECORD)
             assert connection.execute("select count(*) from outbox.attempt").fetchone() == (1,)
-            connection.execute("select outbox.make_attempt_partitions()")
+            connection.execute("select outbox_internal.make_attempt_partitions()")
             trim(database, user=relay)
             for statement in (
                 "insert into {} (number) values (1)",

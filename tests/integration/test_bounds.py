@@ -84,7 +84,7 @@ async def test_a_replay_fills_no_more_rows_than_its_sink_may_and_then_delivers_a
     async with running(database.dsn, served, replay_client=clients) as harness:
         wanted = emit(database, ["bad"] * 400)
         await delivered(sink, wanted)
-        await has(database, "select from outbox.backlog('s', null, 1000, 5.0) where events = 0")
+        await has(database, "select from outbox_internal.backlog('s', null, 1000, 5.0) where events = 0")
         number = await asyncio.to_thread(start, database, since="PT1H")
         await has(database, f"{LIVE} and sink = '~{number}' having count(*) >= {MOST}")
         await counted_again(harness)
@@ -308,7 +308,7 @@ async def test_rows_that_no_relay_can_deliver_are_dead_with_their_reason_and_the
 
 CLAIM_OF_VERSION_1 = """
 select id, shard, uid, type, key, payload, content_type, headers, deliver_at, created_at, ordered, attempts, claims
-  from outbox.claim_rows('s', gen_random_uuid(), gen_random_uuid(), 20, 100, 1000000000, false, '{}', true, false, true)
+  from outbox_internal.claim_rows('s', gen_random_uuid(), gen_random_uuid(), 20, 100, 1000000000, false, '{}', true, false, true)
  order by id"""
 
 
@@ -325,7 +325,7 @@ def test_held_keys_come_in_steps_and_only_those_with_held_rows(database: Databas
         add_waiting(database, event, f"k{event % 10}")
     query(database, "update outbox.delivery set state = 'held' where key > 'k3' returning 1")
     query(database, "update outbox.delivery set state = 'dead' where key = 'k9' returning 1")
-    step = "select array_agg(key) from outbox.held_keys('s', %s, 3)"
+    step = "select array_agg(key) from outbox_internal.held_keys('s', %s, 3)"
     assert query(database, step, None) == [(["k4", "k5", "k6"],)]
     assert query(database, step, "k6") == [(["k7", "k8"],)]
     assert query(database, step, "k8") == [(None,)]

@@ -41,7 +41,7 @@ def unsettled(database: Database) -> int:
     with database.connect() as connection:
         rows = connection.execute(
             "select b.events + b.scheduled + (select count(*) from outbox.delivery)"
-            "  from outbox.backlog('crm', array['order.made'], 10000, 5) b"
+            "  from outbox_internal.backlog('crm', array['order.made'], 10000, 5) b"
         ).fetchone()
     assert rows is not None
     return int(rows[0])

@@ -27,16 +27,16 @@ from tests.support.wait import auntil, until
 SHORT_LEASE = 1.5
 NARROW = spec("s", patterns=("a",), types=("a",))
 WIDE = spec("s", patterns=("a", "b"), types=("a", "b"))
-TICK = "seq, snapshot, next_xid, incarnation, generations, 'tester', null) from outbox.action_tick()"
+TICK = "seq, snapshot, next_xid, incarnation, generations, 'tester', null) from outbox_internal.action_tick()"
 REMOVALS = {
-    "function": "select outbox.remove_sink('s')",
+    "function": "select outbox_internal.remove_sink('s')",
     "by hand": "delete from outbox.sink where name = 's'",
 }
 
 
 def config(database: Database) -> int:
     """Return what a tick says of the configuration."""
-    [(generations,)] = query(database, "select generations from outbox.tick()")
+    [(generations,)] = query(database, "select generations from outbox_internal.tick()")
     return generations
 
 
@@ -45,7 +45,7 @@ def register(database: Database, name: str, patterns: str, start: str = "now") -
     wanted = f'[{{"name": "{name}", "patterns": {patterns}, "start": "{start}"}}]'
     with database.connect(autocommit=True) as connection:
         connection.execute("set default_transaction_isolation = 'read committed'")
-        found = connection.execute("select generation from outbox.register_sinks(%s, 0, '3:3:', 3)", (wanted,))
+        found = connection.execute("select generation from outbox_internal.register_sinks(%s, 0, '3:3:', 3)", (wanted,))
         [(generation,)] = found.fetchall()
     return generation
 
@@ -62,14 +62,14 @@ def do(database: Database, statement: str) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        """select outbox.register_sinks('[{"name": "new", "patterns": ["*"]}]', 0, '3:3:', 3)""",
-        """select outbox.register_sinks('[{"name": "s", "patterns": ["x"]}]', 0, '3:3:', 3)""",
+        """select outbox_internal.register_sinks('[{"name": "new", "patterns": ["*"]}]', 0, '3:3:', 3)""",
+        """select outbox_internal.register_sinks('[{"name": "s", "patterns": ["x"]}]', 0, '3:3:', 3)""",
         "update outbox.sink set patterns = '{y}', generation = generation + 1",
         "update outbox.sink set generation = 7000",
         "insert into outbox.sink (name, patterns, start) values ('t', '{a}', 'now')",
         "delete from outbox.sink",
         "truncate outbox.sink cascade",
-        "select outbox.remove_sink('s')",
+        "select outbox_internal.remove_sink('s')",
         "select outbox.rebase()",
         "select outbox.rename_sink('s', 'new', 'tester', null)",
         f"select outbox.seek_sink('s', 'beginning', {TICK}",
@@ -111,7 +111,9 @@ async def test_removal_and_registration_between_two_ticks_are_seen(database: Dat
         older.tasks[0].cancel()  # ownership: it would look by itself
         with database.connect() as connection:
             connection.execute("delete from outbox.sink where name = 'other'")
-            connection.execute("""select outbox.register_sinks('[{"name":"s","patterns":["a","b"]}]', 0, '3:3:', 3)""")
+            connection.execute(
+                """select outbox_internal.register_sinks('[{"name":"s","patterns":["a","b"]}]', 0, '3:3:', 3)"""
+            )
         wanted = emit_as(database, "b", 20)
         async with running(database.dsn, (WIDE, new)):
             await delivered_all(wanted, old, new)
@@ -157,7 +159,7 @@ async def test_a_sink_removed_under_load_and_added_again_from_the_beginning_skip
             await again.ticker.refresh()
             after = emit(database, [f"k{n}" for n in range(20)])
             await delivered_all([*before, *during, *after], new, old)
-            await has(database, "select 1 from outbox.backlog('s', null, 1000, 5.0) where events = 0")
+            await has(database, "select 1 from outbox_internal.backlog('s', null, 1000, 5.0) where events = 0")
     assert set(before) <= set(ids(new)) | {i for i in ids(old) if ids(old).count(i) > 1}, "from the beginning"
 
 
@@ -171,14 +173,14 @@ async def test_nothing_that_an_old_relay_writes_of_a_removed_sink_counts(databas
         end = Position(await old.tick())
         old.know_epochs("s")
         await old.park("s", old.row(wanted[0]))
-        old.do("select outbox.remove_sink('s')")
+        old.do("select outbox_internal.remove_sink('s')")
         await old.place("s", end)
         with pytest.raises(LeaseLost):
             await old.park("s", old.row(wanted[1]))
         await new.register(("s", ["*"], "beginning"))
         await old.place("s", end)
         assert await old.own("s") == [], "of the generation that it knows there is none any more"
-        [found] = new.query("select events, exact from outbox.backlog('s', null, 1000, 5.0)")
+        [found] = new.query("select events, exact from outbox_internal.backlog('s', null, 1000, 5.0)")
         assert found == (20, True)
         assert new.query("select 1 from outbox.delivery") == []
 
@@ -200,7 +202,7 @@ def test_rows_that_were_left_of_a_removed_sink_do_not_swallow_events(database: D
 def test_a_sink_that_is_not_there_cannot_be_removed(database: Database) -> None:
     register(database, "crm", '["*"]')
     with pytest.raises(psycopg.errors.NoDataFound, match="there is no sink 'crmm'") as refused:
-        do(database, "select outbox.remove_sink('crmm')")
+        do(database, "select outbox_internal.remove_sink('crmm')")
     assert refused.value.diag.message_hint == "There are: crm"
     assert query(database, "select count(*) from outbox.shard") == [(SHARDS,)]
 

@@ -5,8 +5,6 @@ Each test holds one lock in between, so that the statements meet where they woul
 
 from __future__ import annotations
 
-import re
-import shutil
 from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,22 +18,16 @@ from psycopg.types.json import Jsonb
 
 from outbox_relay.postgres.database import statements
 from outbox_relay.postgres.migrations import migrate
-from outbox_relay.postgres.schema_versions import SCHEMA_FOLDER, SCHEMA_VERSION
+from outbox_relay.postgres.schema_versions import SCHEMA_VERSION
 from tests.support.database import Database
 from tests.support.lock_waits import SECONDS, begun, waiting
-from tests.support.schemas import add_migration, meta, schema_up_to
+from tests.support.schemas import next_schema
 from tests.support.wait import until
 
 Connection = psycopg.Connection[Any]
 SQL = statements()
 SINK, OWNER, LEASE = "s", UUID(int=1), uuid4()
-REGISTER = "select generation from outbox.register_sinks(%s, 0, '3:3:', 3)"
-
-
-@pytest.fixture
-def first(tmp_path: Path) -> Path:
-    """Return the migrations of version 1."""
-    return schema_up_to(1, tmp_path / "first")
+REGISTER = "select generation from outbox_internal.register_sinks(%s, 0, '3:3:', 3)"
 
 
 @contextmanager
@@ -87,7 +79,7 @@ def put_behind(connection: Connection, *shards: int) -> None:
 
 def remove(connection: Connection) -> Any:
     as_they_lie(connection)
-    return connection.execute("select outbox.remove_sink(%s)", (SINK,)).fetchone()
+    return connection.execute("select outbox_internal.remove_sink(%s)", (SINK,)).fetchone()
 
 
 def test_removal_of_a_sink_waits_for_its_shards_in_the_order_of_all_others(database: Database) -> None:
@@ -151,9 +143,7 @@ def test_removal_of_a_sink_outlives_a_deadlock_with_rows_that_are_being_settled(
 
 
 def test_sinks_are_registered_while_a_later_migration_changes_them(database: Database, tmp_path: Path) -> None:
-    folder = tmp_path / "next"
-    shutil.copytree(SCHEMA_FOLDER, folder)
-    add_migration(folder, "alter table outbox.sink add column extra integer;\n")
+    folder = next_schema(tmp_path / "next")
     with database.connect() as relay:
         owned_sink(relay)
         relay.commit()
@@ -162,74 +152,3 @@ def test_sinks_are_registered_while_a_later_migration_changes_them(database: Dat
             relay.execute(REGISTER, (Jsonb([{"name": SINK, "patterns": ["b"], "start": None}]),))
             relay.commit()
             assert migrated.result(SECONDS).after == SCHEMA_VERSION + 1
-
-
-def test_rows_are_settled_while_a_schema_of_version_1_waits_to_be_migrated(
-    empty_database: Database, first: Path
-) -> None:
-    """A settlement locks the rows before the log, and the migration changes both."""
-    migrate(empty_database.dsn, folder=first)
-    with empty_database.connect() as application:
-        owned_sink(application)
-        application.execute("select outbox.emit('t', '1')")
-        application.commit()
-        [(event, shard)] = application.execute("select id, shard from outbox.event").fetchall()
-        application.commit()
-        application.execute("select outbox.emit('t', '2')")
-        with (
-            migrating(empty_database, SCHEMA_FOLDER) as migrated,
-            begun(empty_database, lambda connection: settle(connection, event, shard)) as settled,
-        ):
-            application.commit()
-            assert settled.result(SECONDS) == [(True,)]
-            assert migrated.result(SECONDS).after == SCHEMA_VERSION
-    assert meta(empty_database) == (SCHEMA_VERSION, 1)
-
-
-def test_a_migration_that_waits_for_relays_does_not_keep_the_sinks_locked(
-    empty_database: Database, tmp_path: Path
-) -> None:
-    """A reader has read the relays, and not yet the sinks, when these are locked."""
-    migrate(empty_database.dsn, folder=schema_up_to(2, tmp_path / "second"))
-    with empty_database.connect() as reader:
-        reader.execute("select from outbox.relay")
-        with migrating(empty_database, SCHEMA_FOLDER) as migrated:
-            reader.execute("set local lock_timeout = '500ms'")
-            reader.execute("select from outbox.sink")
-            reader.commit()
-            assert migrated.result(SECONDS).after == SCHEMA_VERSION
-
-
-def test_an_application_that_chooses_uids_is_no_victim_of_a_migration(empty_database: Database, first: Path) -> None:
-    """It has written a uid, and not yet its event, when the log is locked."""
-    migrate(empty_database.dsn, folder=first)
-    with empty_database.connect() as application, empty_database.connect() as another:
-        another.execute("select outbox.emit('t', '1')")
-        with migrating(empty_database, SCHEMA_FOLDER) as migrated:
-            application.execute("insert into outbox.uid (uid) values (gen_random_uuid())")
-            another.commit()
-            until(lambda: migrated.done() or waiting(empty_database, UID), seconds=SECONDS, what="it waits for uids")
-            application.execute("select outbox.emit('t', '2')")
-            application.commit()
-            assert migrated.result(SECONDS).after == SCHEMA_VERSION
-
-
-UID = (
-    "application_name like '% migrate' and exists "
-    "(select from pg_locks l where l.pid = pg_stat_activity.pid and not l.granted "
-    "and l.relation = 'outbox.uid'::regclass)"
-)
-
-
-def settle(connection: Connection, event: int, shard: int) -> list[tuple[bool]]:
-    """Make a row of an event, as a relay of any version does."""
-    none: list[Any] = [None]
-    moved = ("places", "a_seqs", "a_snapshots", "a_nexts", "b_seqs", "b_snapshots", "b_nexts", "lasts")
-    row = {"states": ["waiting"], "ordereds": [True], "due_in": [0.0], "attempts": [0], "claims": [0]}
-    unset = ("leases", "lease_for", "errors", "statuses", "last_attempts")
-    parameters = {
-        **shards(), **{name: [] for name in moved}, "ids": [event], **row, **dict.fromkeys(unset, none),
-        "fence_shards": [shard], "fence_epochs": [1],
-    }  # fmt: skip
-    [call] = re.findall(r"select outbox\.settle\(.*?\)(?= as mine)", SQL["settle"], re.DOTALL)
-    return connection.execute(call.encode(), parameters).fetchall()

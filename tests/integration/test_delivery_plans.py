@@ -49,7 +49,7 @@ select s.name, e.id, e.shard, 'dead', true, now(), now() - interval '1 hour', e.
   from outbox.event e cross join (values ('crm'), ('events')) s (name)
 """
 REGISTER = """
-select outbox.register_sinks(
+select outbox_internal.register_sinks(
     '[{"name": "crm", "patterns": ["*"], "start": "now"}, {"name": "events", "patterns": ["*"], "start": "now"}]',
     (select last_value from outbox.event_id_seq), pg_current_snapshot(),
     pg_snapshot_xmax(pg_current_snapshot())::text::bigint)
@@ -174,7 +174,7 @@ def test_a_search_for_an_error_calls_no_function_of_ours_for_each_row(
     fields = "row(null, null, null, %s, null, null, null, null, '{dead}', null, null, null)::outbox.delivery_filter"
     with database.connect() as connection:
         explained = connection.execute(
-            f"explain (verbose, costs off) select from outbox.delivery d where outbox.is_meant(d, {fields})".encode(),
+            f"explain (verbose, costs off) select from outbox.delivery d where outbox_internal.is_meant(d, {fields})".encode(),
             (error,),
         ).fetchall()
     plan = "\n".join(line for (line,) in explained)

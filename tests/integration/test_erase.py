@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
@@ -13,11 +12,10 @@ import pytest
 from outbox_relay.domain.attempts import AttemptRecord
 from outbox_relay.postgres.migrations import migrate
 from tests.support.command import inside, outbox_relay
-from tests.support.database import Database, query
+from tests.support.database import Database
 from tests.support.erasing import CONTENTS, Erasure, aerase, erase, places_of
 from tests.support.ledger import Ledger
 from tests.support.roles import new_role
-from tests.support.schemas import schema_up_to
 from tests.support.sink_actions import call
 
 HUSK = (b"", None, None, "application/x-erased")
@@ -79,7 +77,7 @@ async def test_a_key_is_erased_from_the_kind_of_an_error_that_an_action_has_name
 async def test_other_events_of_the_shard_stay_as_they_are(books: Ledger) -> None:
     first, same = books.emit("a", "b", payload=b"kept")
     books.do("update outbox.event set shard = 7")
-    books.do("update outbox.event set shard = outbox.shard_of('a', uid)")
+    books.do("update outbox.event set shard = outbox_internal.shard_of('a', uid)")
     await books.catch_up("s")
     assert (await aerase(books.database, "--key", "a")).out == "1 event erased\n"
     assert books.query("select id, payload from outbox.event order by id") == [(first, b""), (same, b"kept")]
@@ -146,41 +144,6 @@ async def test_statistics_that_an_owner_asked_for_are_named(books: Ledger) -> No
     assert (ended.code, ended.out) == (0, "2 events erased\n")
     assert "planner statistics on event.key, event_2" in ended.err
     assert "_lower_idx" in ended.err
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("left", [0, 5])
-def test_an_upgrade_drops_statistics_and_builds_no_index(empty_database: Database, tmp_path: Path, left: int) -> None:
-    """Goes red when a column that has an index is given its own type."""
-    first = schema_up_to(2, tmp_path / "schema")
-    (first / "grants.sql").write_text("select 1;\n")
-    migrate(empty_database.dsn, folder=first)
-    with empty_database.connect(autocommit=True) as conn:
-        conn.execute(
-            "select outbox.emit('t', '1', key => k, headers => jsonb_build_object('a', k))"
-            "  from (select 'customer-' || n % 3 from generate_series(1, 100) n) v (k)"
-        )
-        conn.execute(
-            "insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, key, payload, "
-            "content_type, created_at, last_error) select 's', id, shard, 'dead', true, now(), uid, type, 'other', "
-            "payload, content_type, created_at, 'of customer-1' from outbox.event"
-        )
-        conn.execute("analyze")
-        conn.execute("delete from outbox.delivery where id > %s", (left,))
-    files = "select c.relname, c.relfilenode from pg_class c where c.relname ~ '^(event|delivery)' order by 1"
-    before = query(empty_database, files)
-    shards = query(empty_database, "select id, shard from outbox.event order by id")
-    assert "pg_statistic" in places_of(empty_database, "customer-1")
-    migrate(empty_database.dsn)
-    assert dict(before).items() <= dict(query(empty_database, files)).items()
-    assert query(empty_database, "select id, shard from outbox.event order by id") == shards
-    with empty_database.connect(autocommit=True) as conn:
-        conn.execute("analyze")
-    assert "pg_statistic" not in places_of(empty_database, "customer-1")
-    with empty_database.connect(autocommit=True) as conn:
-        conn.execute("delete from outbox.delivery")
-    assert erase(empty_database, "--key", "customer-1").out == "34 events erased\n"
-    assert not {name for name in places_of(empty_database, "customer-1") if not name.startswith("pg_toast")}
 
 
 # -- the command --------------------------------------------------------------------------------------------------

@@ -86,12 +86,12 @@ def test_an_archive_of_a_day_that_is_still_there_is_written_again(
 
 def test_an_archive_that_is_being_written_does_not_count(owner: Connection, database: Database) -> None:
     lease = begin(owner)
-    owner.execute("select outbox.check_day(current_date - 12, %s)", (lease,))
-    owner.execute("select outbox.begin_archive(current_date - 12, %s, '/a/half')", (lease,))
+    owner.execute("select outbox_internal.check_day(current_date - 12, %s)", (lease,))
+    owner.execute("select outbox_internal.begin_archive(current_date - 12, %s, '/a/half')", (lease,))
     assert Erasure(database, {"key": "k2"}).run()["archives"] == ["/a/half"]
     with pytest.raises(errors.ObjectNotInPrerequisiteState, match="has no check"):
-        owner.execute("select outbox.record_archive(current_date - 12, %s, '/a/half', 'x', 3)", (lease,))
-    assert one(owner, f"select outbox.empty_day(current_date - 12, {lease}, 3)") == "again"
+        owner.execute("select outbox_internal.record_archive(current_date - 12, %s, '/a/half', 'x', 3)", (lease,))
+    assert one(owner, f"select outbox_internal.empty_day(current_date - 12, {lease}, 3)") == "again"
 
 
 def test_a_check_that_runs_meanwhile_waits_and_is_taken_back(owner: Connection, database: Database) -> None:
@@ -100,7 +100,7 @@ def test_a_check_that_runs_meanwhile_waits_and_is_taken_back(owner: Connection, 
     erasure.until("erasing")
     with database.connect() as check:
         lease = begin(owner)
-        check.execute("select outbox.check_day(current_date - 12, %s)", (lease,))
+        check.execute("select outbox_internal.check_day(current_date - 12, %s)", (lease,))
         with pytest.raises(errors.LockNotAvailable):
             erasure.step()
         check.commit()
@@ -116,8 +116,8 @@ def test_a_check_that_begins_during_an_erasure_does_not_fail(owner: Connection, 
         step.execute("select outbox.erase('{\"key\": \"k2\"}', 't', 'r', erasure_id => %s)", (erasure.number,))
         owner.execute("set lock_timeout = '200ms'")
         with pytest.raises(errors.LockNotAvailable):
-            owner.execute("select outbox.check_day(current_date - 12, %s)", (lease,))
+            owner.execute("select outbox_internal.check_day(current_date - 12, %s)", (lease,))
         step.commit()
-    owner.execute("select outbox.check_day(current_date - 12, %s)", (lease,))
+    owner.execute("select outbox_internal.check_day(current_date - 12, %s)", (lease,))
     assert one(owner, "select checked_snapshot is not null from outbox.day where day = current_date - 12")
     assert one(owner, f"select count(*) from outbox.{table_ago(12)} where key is null") == 1

@@ -60,7 +60,7 @@ async def test_a_registration_waits_for_the_step_that_changes_events(books: Ledg
             "select outbox.erase('{\"key\": \"k\"}', 'tester', 'asked for', erasure_id => %s)", (erasure.number,)
         )
         with pytest.raises(errors.LockNotAvailable):
-            call(books.database, "set lock_timeout = '50ms'; select outbox.raise_config()")
+            call(books.database, "set lock_timeout = '50ms'; select outbox_internal.raise_config()")
         step.rollback()
 
 
@@ -217,7 +217,7 @@ async def _released(harness: RelayHarness) -> bool:
 
 
 async def test_no_row_is_made_of_an_erased_event(books: Ledger) -> None:
-    """A copy of the log would be delivered empty. Goes red when outbox.settle makes one."""
+    """A copy of the log would be delivered empty. Goes red when outbox_internal.settle makes one."""
     [event_id] = books.emit("k")
     row = books.row(event_id)
     books.do(ERASE)
@@ -244,7 +244,7 @@ async def test_an_event_that_version_2_took_under_this_content_type_is_delivered
             wanted = emit(database, ["k"])
             await delivered(sink, wanted)
             connection.commit()
-            await has(database, "select from outbox.backlog('s', null, 1000, 5.0) where events = 0")
+            await has(database, "select from outbox_internal.backlog('s', null, 1000, 5.0) where events = 0")
             await harness.settled()
     assert sorted(event.payload or b"" for event in sink.delivered) == [b"x", b'{"n":0}']
 
@@ -270,7 +270,7 @@ def test_the_shard_of_an_event_that_is_inserted_by_hand_is_filled_in(database: D
         "insert into outbox.event ({}uid, type, key, content_type, created_at) "
         "values ({}gen_random_uuid(), 't', 'k', 'x', {})"
     )
-    call(database, "select outbox.make_partitions(9)")
+    call(database, "select outbox_internal.make_partitions(9)")
     call(database, "select outbox.emit('t', '1', key => 'k')")
     with database.connect() as connection:
         connection.execute(f"set session_replication_role = {role}".encode())
@@ -282,13 +282,13 @@ def test_the_shard_of_an_event_that_is_inserted_by_hand_is_filled_in(database: D
 
 
 def test_new_partitions_compute_no_shard_and_keep_no_statistics(database: Database) -> None:
-    call(database, "select outbox.make_partitions(9)")
-    call(database, "select outbox.make_attempt_partitions(9)")
+    call(database, "select outbox_internal.make_partitions(9)")
+    call(database, "select outbox_internal.make_attempt_partitions(9)")
     assert (
         query(database, "select attrelid::regclass from pg_attribute where attname = 'shard' and attgenerated <> ''")
         == []
     )
-    kept = """select a.attrelid::regclass::text, a.attname from outbox.content_columns() c
+    kept = """select a.attrelid::regclass::text, a.attname from outbox_internal.content_columns() c
                 join pg_attribute a on a.attrelid = c.part and a.attnum = c.attnum
                where a.attstattarget is distinct from 0 and c.name <> 'delivery.key'"""
     assert query(database, kept) == []

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("plans"), pytest.mark.ti
 PER_PARTITION = 33_400
 ROWS = 1_000_000
 FILL = f"""
-select outbox.register_sinks(
+select outbox_internal.register_sinks(
          '[{{"name": "crm", "patterns": ["*"]}}, {{"name": "other", "patterns": ["*"]}}]', 0, '3:3:', 3);
 insert into outbox.delivery
        (sink, id, shard, state, ordered, due_at, uid, type, key, payload, content_type, created_at, deliver_at)
@@ -104,7 +104,7 @@ def test_a_backlog_is_counted_up_to_its_bound(explained: Explained) -> None:
     [(events, oldest)] = explained.run("figures_of_backlog", sink="other", types=None, **bounds)
     assert events > ROWS / 2, "estimated"
     assert oldest > 0.0
-    assert buffers(explained, of="outbox.backlog") < 200_000
+    assert buffers(explained, of="outbox_internal.backlog") < 200_000
 
 
 def test_events_in_the_default_partition_are_counted_up_to_a_bound(explained: Explained) -> None:

@@ -25,7 +25,7 @@ from tests.support.roles import denied, new_role
 from tests.support.wait import auntil
 
 REGISTER = """
-select outbox.register_sinks(
+select outbox_internal.register_sinks(
          '[{"name": "crm", "patterns": ["a.*"]}, {"name": "idle", "patterns": ["b.*"], "start": "now"}]',
          0, '3:3:', 3)"""
 ROWS = """
@@ -300,7 +300,7 @@ async def test_sinks_are_measured_in_turn_when_time_is_short(
     """Goes red when each round begins with the first sink: the others would never be measured."""
     names = [f"s{number}" for number in range(5)]
     sinks = [{"name": name, "patterns": ["*"]} for name in names]
-    query(database, "select outbox.register_sinks(%s, 0, '3:3:', 3)", Jsonb(sinks))
+    query(database, "select outbox_internal.register_sinks(%s, 0, '3:3:', 3)", Jsonb(sinks))
     left = [0]
 
     async def one(figures: Figures, sink: Any, /) -> None:
@@ -332,5 +332,8 @@ async def test_a_sink_that_was_removed_has_no_figures(database: Database) -> Non
 
 def test_no_application_can_read_or_write_figures(database: Database, role: str) -> None:
     migrate(database.dsn, grant_emit=[role])
-    for statement in ("select figures from outbox.figures", "select outbox.claim_figures(gen_random_uuid(), 1)"):
+    for statement in (
+        "select figures from outbox.figures",
+        "select outbox_internal.claim_figures(gen_random_uuid(), 1)",
+    ):
         denied(database, role, statement)

@@ -18,7 +18,7 @@ from outbox_relay.postgres.store import Store
 from tests.support.database import Database
 from tests.support.postgres import PostgresServer
 from tests.support.roles import STATEMENTS, denied, new_role
-from tests.support.schemas import schema_up_to
+from tests.support.schemas import next_schema
 
 
 @pytest.fixture
@@ -68,12 +68,12 @@ TRIED = (
     "select setval('outbox.event_id_seq', 1)",
     "select last_value from outbox.event_id_seq",
     "select outbox.rebase()",
-    "select outbox.tick()",
-    "select outbox.make_partitions(9)",
-    "select outbox.claim_uid(gen_random_uuid(), 'x')",
-    "select outbox.payload_ceiling()",
-    "select outbox.read_rest(null, null, null, null, 0, 9, 9, 9)",
-    "create or replace function outbox.payload_ceiling() returns integer language sql return 1",
+    "select outbox_internal.tick()",
+    "select outbox_internal.make_partitions(9)",
+    "select outbox_internal.claim_uid(gen_random_uuid(), 'x')",
+    "select outbox_internal.payload_ceiling()",
+    "select outbox_internal.read_rest(null, null, null, null, 0, 9, 9, 9)",
+    "create or replace function outbox_internal.payload_ceiling() returns integer language sql return 1",
     "create table outbox.mine ()",
     "alter schema outbox rename to mine",
 )
@@ -124,7 +124,7 @@ def test_default_privileges_give_nothing_away(empty_database: Database, owned: s
             conn.execute("set default_tablespace = 'pg_global'")
             conn.execute("set timezone = 'Asia/Kolkata'")
             conn.execute("set datestyle = 'SQL, DMY'")
-            assert conn.execute("select outbox.make_partitions(9)").fetchone() == (6,)
+            assert conn.execute("select outbox_internal.make_partitions(9)").fetchone() == (6,)
         default = f'default privileges of role "{owned}" give role "{app}" '
         assert any(note.startswith(default) for note in found.notes) == (when != "tomorrow")
         refused_to_an_application(empty_database, app)
@@ -192,14 +192,14 @@ def said_of(database: Database, role: str) -> list[str]:
 
 def test_what_a_superuser_migrates_belongs_to_the_owner(empty_database: Database, owned: str, tmp_path: Path) -> None:
     """Functions of the owner could not use objects of another role, and every emit would fail."""
-    first = schema_up_to(1, tmp_path / "schema")
     with new_role(empty_database, "app") as app, new_role(empty_database, "relay") as relay:
-        migrate(empty_database.dsn_as(owned), folder=first)
-        migrate(empty_database.dsn, grant_emit=[app], grant_relay=[relay])
+        migrate(empty_database.dsn_as(owned))
+        newer = next_schema(tmp_path / "schema")
+        migrate(empty_database.dsn, grant_emit=[app], grant_relay=[relay], folder=newer)
         with empty_database.connect(user=app) as conn:
             outbox.emit(conn, "t", 1, uid=uuid4(), headers={"a": "b"})
         with empty_database.connect(user=relay) as conn:
-            conn.execute("select outbox.make_partitions(9)")
+            conn.execute("select outbox_internal.make_partitions(9)")
         with empty_database.connect() as conn:
             others = conn.execute(
                 "select c.relname::text from pg_class c join pg_namespace n on n.oid = c.relnamespace"
@@ -253,7 +253,7 @@ def test_one_trim_is_bounded_and_leaves_every_shard_where_it_stands(database: Da
         assert left <= 64
 
 
-REGISTER = """select outbox.register_sinks('[{"name": "s", "patterns": ["*"]}]', 0, '3:3:', 3)"""
+REGISTER = """select outbox_internal.register_sinks('[{"name": "s", "patterns": ["*"]}]', 0, '3:3:', 3)"""
 
 
 def test_locks_that_a_stranger_holds_stop_nothing(
@@ -265,15 +265,15 @@ def test_locks_that_a_stranger_holds_stop_nothing(
             holder.execute("select pg_advisory_lock(k) from generate_series(1, 9) k")
             migrate(place.dsn, grant_relay=[relay])
             with place.connect(user=relay) as conn:
-                assert conn.execute("select outbox.make_partitions(9)").fetchone() == (6,)
+                assert conn.execute("select outbox_internal.make_partitions(9)").fetchone() == (6,)
 
 
 def test_two_sessions_do_not_make_partitions_at_once(database: Database, relay: str) -> None:
     with database.connect(user=relay) as first, database.connect(user=relay) as second:
-        assert first.execute("select outbox.make_partitions(4)").fetchone() == (1,)
-        assert second.execute("select outbox.make_partitions(5)").fetchone() == (0,)
+        assert first.execute("select outbox_internal.make_partitions(4)").fetchone() == (1,)
+        assert second.execute("select outbox_internal.make_partitions(5)").fetchone() == (0,)
         first.commit()
-        assert second.execute("select outbox.make_partitions(5)").fetchone() == (1,)
+        assert second.execute("select outbox_internal.make_partitions(5)").fetchone() == (1,)
 
 
 # -- the defaults of a relay's role --------------------------------------------------------------------------------

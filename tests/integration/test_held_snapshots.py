@@ -17,7 +17,7 @@ from tests.support.wait import auntil
 
 SINK = "s"
 LONG = "a_sink_with_a_long_name"
-ANY_SIZE = "select outbox.raise_ledger_starts(1, 0)"
+ANY_SIZE = "select outbox_internal.raise_ledger_starts(1, 0)"
 START = "select ledger_start from outbox.sink where name = 's'"
 STANDING = "select * from outbox.standing order by sink, shard"
 LEFT = """
@@ -238,7 +238,7 @@ async def test_a_renamed_sink_keeps_its_positions(owner: Ledger) -> None:
     owner.query("select outbox.rename_sink('s', 'other', null, null)")
     after = "select shard, a_seq, last_id from outbox.standing where sink = 'other' order by shard"
     assert owner.query(after) == before
-    owner.query("select outbox.remove_sink('other')")
+    owner.query("select outbox_internal.remove_sink('other')")
     await owner.register(("other", ["*"], "now"))
     assert owner.query("select count(*) from outbox.standing where sink = 'other'") == [(SHARDS,)]
 
@@ -297,14 +297,14 @@ async def test_leases_last_longer_while_there_are_many_dead_versions(owner: Ledg
         connection.rollback()
 
     async def counted() -> bool:
-        return owner.query("select outbox.lease_term(40) > 49") == [(True,)]
+        return owner.query("select outbox_internal.lease_term(40) > 49") == [(True,)]
 
     await auntil(counted, seconds=60, what="the server has counted the dead versions")
     owner.do("update outbox.shard set lease_until = now() returning 1")
     leases = await owner.store.renew_shards(owner.relay, held(owner), 40.0, 60.0)
     assert leases.keys() == set(held(owner))
     assert all(45 < seconds < 55 for seconds in leases.values())
-    assert owner.query("select outbox.lease_term(400), outbox.lease_term(59)") == [(400, 60)]
+    assert owner.query("select outbox_internal.lease_term(400), outbox_internal.lease_term(59)") == [(400, 60)]
     versions = "select xmin::text from outbox.shard order by shard"
     before = owner.query(versions)
     owner.do("update outbox.shard set lease_until = now() + interval '35 seconds' where shard < 10 returning 1")
@@ -332,7 +332,7 @@ async def test_hostile_durations_of_leases(owner: Ledger) -> None:
     for lease, most in {"'NaN'": 600, "'Infinity'": 600, "1e300": 600, "-1": 0, "null": 0}.items():
         [(seconds,)] = query(
             owner.database,
-            "select r.lease_seconds from outbox.renew_shards("
+            "select r.lease_seconds from outbox_internal.renew_shards("
             f"%s, array['s'], array[0::smallint], array[%s::bigint], {lease}::float) r",
             owner.relay,
             owner.epochs[SINK][0],

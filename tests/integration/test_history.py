@@ -29,7 +29,7 @@ BACKLOG = (
     Value("outbox_backlog_events", ("s",), 7.0),
     Value("outbox_oldest_undelivered_seconds", ("s",), 2.5),
 )
-SINKS = "select outbox.register_sinks(%s, 0, '3:3:', 3)"
+SINKS = "select outbox_internal.register_sinks(%s, 0, '3:3:', 3)"
 ADDED = """
 select sink, sum(delivered), sum(failed), sum(dead), max(backlog), max(oldest_seconds), max(end_to_end_p99),
        sum(busy_ms)
@@ -149,7 +149,7 @@ async def test_history_follows_a_renamed_sink_and_goes_with_a_removed_one(databa
 
 async def test_minutes_that_two_names_have_in_common_are_added_up(database: Database) -> None:
     query(database, COMMON)
-    query(database, "select outbox.move_history('a', 'b')")
+    query(database, "select outbox_internal.move_history('a', 'b')")
     assert [row[:5] for row in rows(database)] == [("b", 4, 0, 0, 5)]
 
 

@@ -31,7 +31,7 @@ HOSTILE: dict[str, list[str]] = {
 }
 CLEAR = {"22023", "25001", "25000", "40001", "42501", "55000", "55006", "P0001", "P0002", "OR001", "OR002"}
 """SQLSTATEs with which our functions refuse something, in words of their own."""
-ALONE = ("outbox.empty_day(", "outbox.drop_day(")
+ALONE = ("outbox_internal.empty_day(", "outbox_internal.drop_day(")
 """Functions that must be a transaction of their own."""
 FIRST_MIGRATION = "0003"
 FUNCTIONS = """

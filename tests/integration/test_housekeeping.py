@@ -19,7 +19,7 @@ IDLE_SINKS = 80
 """Their shards stand apart, in more rows than one trim looked at when it looked at those of all sinks together."""
 WRITTEN = 6000
 SINKS = """
-select outbox.register_sinks(
+select outbox_internal.register_sinks(
          jsonb_agg(jsonb_build_object('name', 'idle-' || n, 'patterns', '{*}'::text[])), 0, '3:3:', 3)
   from generate_series(1, %s) n"""
 APART = """
@@ -76,7 +76,7 @@ async def test_a_trim_that_fails_is_followed_by_smaller_ones() -> None:
 async def test_positions_of_names_that_are_gone_are_removed_and_no_others(database: Database) -> None:
     """Goes red when the ledger is trimmed by the names of sinks only: the rest would stay for good."""
     query(database, SINKS, 3)
-    query(database, "select outbox.remove_sink('idle-1')")
+    query(database, "select outbox_internal.remove_sink('idle-1')")
     query(database, "select outbox.rename_sink('idle-2', 'other', null, null)")
     late = """
 insert into outbox.progress (sink, shards, epochs, a_seq, a_snapshot, a_next, last_id)

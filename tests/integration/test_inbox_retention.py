@@ -39,7 +39,7 @@ def left(owner: Connection) -> set[UUID]:
 def step(owner: Connection, most: int) -> tuple[Any, ...]:
     """Return the result of one step of a pass."""
     owner.execute("update outbox.retention set owner = null")
-    [found] = owner.execute(f"select * from outbox.trim_inbox({begin(owner)}, {most})".encode()).fetchall()
+    [found] = owner.execute(f"select * from outbox_internal.trim_inbox({begin(owner)}, {most})".encode()).fetchall()
     return found
 
 
@@ -73,7 +73,7 @@ def test_no_mark_is_removed_without_a_limit_or_after_a_jump_of_the_clock(
     uid = marked(owner, 4000)
     lease = begin(owner)
     keep(owner, 0, **changed)
-    found = owner.execute("select * from outbox.trim_inbox(%s, 10)", (lease,)).fetchall()
+    found = owner.execute("select * from outbox_internal.trim_inbox(%s, 10)", (lease,)).fetchall()
     assert found == [(0, False)]
     assert left(owner) == {uid}
 
@@ -109,6 +109,6 @@ def test_a_lower_number_of_a_first_relay_waits_if_a_mark_is_past_it(
 ) -> None:
     """That of a relay which comes to the database of a consumer: the marks of its own days would go at once."""
     marked(owner, days)
-    is_past = """select outbox.is_past('{"keep_uids_days": 30}', '{"keep_uids_days": 90}')"""
+    is_past = """select outbox_internal.is_past('{"keep_uids_days": 30}', '{"keep_uids_days": 90}')"""
     assert one(owner, is_past) is expected
-    assert one(owner, """select outbox.is_past('{"keep_uids_days": 90}', '{"keep_uids_days": 30}')""") is False
+    assert one(owner, """select outbox_internal.is_past('{"keep_uids_days": 90}', '{"keep_uids_days": 30}')""") is False

@@ -55,7 +55,7 @@ def test_a_consumer_calls_one_function_and_no_other(database: Database, consumer
         "delete from outbox.inbox",
         "truncate outbox.inbox",
         "lock table outbox.inbox",
-        "select * from outbox.trim_inbox(1, 1)",
+        "select * from outbox_internal.trim_inbox(1, 1)",
         "select outbox.emit('t', '1')",
         "select * from outbox.emitted()",
         "select from outbox.event",

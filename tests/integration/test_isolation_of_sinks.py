@@ -111,7 +111,7 @@ async def test_a_change_of_the_configuration_that_cannot_be_looked_at_ends_no_se
         statements["sinks"] = "select pg_cancel_backend(pg_backend_pid()), pg_sleep(600)"
         config_versions = harness.ticker.config_versions
         with database.connect(autocommit=True) as connection:
-            connection.execute("select outbox.raise_config()")
+            connection.execute("select outbox_internal.raise_config()")
         wanted += emit(database, ["a"])
         await auntil(
             lambda: asyncio.sleep(0, harness.ticker.config_versions != config_versions), seconds=10, what="it is seen"

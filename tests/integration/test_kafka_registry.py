@@ -215,7 +215,7 @@ def numbers(kafka: KafkaBroker, registry: SchemaRegistry, topic: str) -> dict[by
 
 UNSETTLED = """
 select sum(b.events + b.scheduled)::integer
-  from unnest(array['events', 'plain']) s, outbox.backlog(s, array['order.created'], 10000, 5) b
+  from unnest(array['events', 'plain']) s, outbox_internal.backlog(s, array['order.created'], 10000, 5) b
 """
 
 

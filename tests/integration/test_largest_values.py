@@ -93,7 +93,9 @@ async def test_shards_at_the_last_epoch_or_of_many_crashes_keep_no_other_shard_f
 
 
 def _shards(database: Database) -> list[tuple[str, int]]:
-    found = call(database, "select k, outbox.shard_of(k, null) as shard from unnest('{a,b,c,d,e,f}'::text[]) k")
+    found = call(
+        database, "select k, outbox_internal.shard_of(k, null) as shard from unnest('{a,b,c,d,e,f}'::text[]) k"
+    )
     return [(row["k"], row["shard"]) for row in found]
 
 

@@ -36,7 +36,7 @@ async def books(database: Database) -> AsyncGenerator[Ledger]:
 @pytest.mark.parametrize(
     "statement",
     [
-        "outbox.backlog('s', null, %s::integer, %s::double precision)",
+        "outbox_internal.backlog('s', null, %s::integer, %s::double precision)",
         "outbox.preview_removal('s', %s::integer, %s::double precision, 1)",
         "outbox.preview_seek('s', 'beginning', %s::integer, %s::double precision)",
     ],

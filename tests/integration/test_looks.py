@@ -32,7 +32,7 @@ from tests.support.wait import auntil, until
 READS = ("read_small", "read_rest", "read_late")
 LOOKS = """
 select pid from pg_stat_activity
- where datname = current_database() and query like '%%outbox.look_small(%%' and pid <> pg_backend_pid()"""
+ where datname = current_database() and query like '%%outbox_internal.look_small(%%' and pid <> pg_backend_pid()"""
 
 
 OPEN = """
@@ -145,7 +145,7 @@ async def test_what_one_look_may_not_read_ends_no_ticks(database: Database) -> N
         await delivered(sink, wanted)
         statements = harness.store._sql  # pyright: ignore[reportPrivateUsage]
         look, taken = statements["look"], harness.store.calls["tick"]
-        statements["look"] = "select nowhere from outbox.look(%(a_seq)s, %(a)s, %(a_next)s)"
+        statements["look"] = "select nowhere"
         wanted += emit(database, ["b"])
         await delivered(sink, wanted)
         assert harness.store.calls["tick"] > taken

@@ -19,30 +19,23 @@ from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable, Re
 from outbox_relay.postgres.errors import explain
 from outbox_relay.postgres.migrations import MigrationResult, migrate
 from outbox_relay.postgres.schema_script import script
-from outbox_relay.postgres.schema_versions import SCHEMA_FOLDER, SCHEMA_VERSION, fit, migrations
+from outbox_relay.postgres.schema_versions import BASELINE, SCHEMA_VERSION, fit, migrations
 from tests.support.database import Database, query
-from tests.support.earlier import Earlier
 from tests.support.memory_sink import MemorySink
 from tests.support.postgres import PostgresServer
 from tests.support.relay_harness import running, spec
 from tests.support.roles import new_role
-from tests.support.schemas import add_migration, meta, schema_up_to
+from tests.support.schemas import add_migration, meta, next_schema
 from tests.support.wait import auntil, until
 
 NEXT = SCHEMA_VERSION + 1
-SHIPPED = tuple(step.name for step in migrations(SCHEMA_FOLDER))
 SECRET = "s3cr#t/p@ss"
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return the migrations of a possible next release: those of this one, and one more that suits old relays."""
-    copy = tmp_path / "schema"
-    shutil.copytree(SCHEMA_FOLDER, copy)
-    add_migration(copy, "create function outbox.extra() returns integer language sql return 1;\n")
-    grants = (copy / "grants.sql").read_text(encoding="utf-8")
-    (copy / "grants.sql").write_text(grants.replace("'{arm, ", "'{extra, arm, "), encoding="utf-8")
-    return copy
+    """Return the schema of a possible next release, which suits old relays."""
+    return next_schema(tmp_path / "schema")
 
 
 def works(database: Database) -> None:
@@ -56,9 +49,9 @@ def works(database: Database) -> None:
 
 def test_from_nothing_and_again(empty_database: Database) -> None:
     first = migrate(empty_database.dsn)
-    assert first == MigrationResult(0, SCHEMA_VERSION, SHIPPED)
-    assert str(first) == f"schema outbox was created with version {SCHEMA_VERSION} ({', '.join(SHIPPED)})"
-    assert meta(empty_database) == (SCHEMA_VERSION, migrations(SCHEMA_FOLDER)[-1].min_relay)
+    assert first == MigrationResult(0, SCHEMA_VERSION)
+    assert str(first) == f"schema outbox was created with version {SCHEMA_VERSION}"
+    assert meta(empty_database) == (SCHEMA_VERSION, BASELINE)
     works(empty_database)
     again = migrate(empty_database.dsn)
     assert again == MigrationResult(SCHEMA_VERSION, SCHEMA_VERSION)
@@ -78,9 +71,11 @@ def test_a_migration_that_fails_changes_nothing(database: Database, folder: Path
     add_migration(folder, "create table outbox.half (); select 1 / 0;\n")
     with pytest.raises(DatabaseUnusable, match="22012"):
         migrate(database.dsn, folder=folder)
-    assert meta(database) == (SCHEMA_VERSION, 1)
+    assert meta(database) == (SCHEMA_VERSION, BASELINE)
     with database.connect() as conn:
-        assert conn.execute("select to_regclass('outbox.half')::text, to_regproc('outbox.extra')::text").fetchone() == (
+        assert conn.execute(
+            "select to_regclass('outbox.half')::text, to_regproc('outbox_internal.extra')::text"
+        ).fetchone() == (
             None,
             None,
         )
@@ -88,10 +83,10 @@ def test_a_migration_that_fails_changes_nothing(database: Database, folder: Path
 
 def test_a_folder_with_a_gap(folder: Path) -> None:
     add_migration(folder, "select 1;")
-    (folder / f"{NEXT:04}_extra.sql").unlink()
+    (folder / "migrations" / f"{NEXT:04}_extra.sql").unlink()
     with pytest.raises(DatabaseUnusable, match="does not have every migration"):
         migrations(folder)
-    with pytest.raises(DatabaseUnusable, match="does not have every migration"):
+    with pytest.raises(DatabaseUnusable, match="does not hold the schema"):
         migrations(folder / "none")
 
 
@@ -104,7 +99,7 @@ def test_two_at_once(empty_database: Database) -> None:
         thread.join(timeout=60)
     nothing = MigrationResult(SCHEMA_VERSION, SCHEMA_VERSION)
     assert sorted(found, key=lambda outcome: outcome.before) == [
-        MigrationResult(0, SCHEMA_VERSION, SHIPPED),
+        MigrationResult(0, SCHEMA_VERSION),
         *[nothing] * 3,
     ]
 
@@ -134,52 +129,66 @@ def test_a_lock_that_is_never_given_back(database: Database) -> None:
 
 
 def test_a_table_that_is_in_use(database: Database, folder: Path) -> None:
-    add_migration(folder, "alter table outbox.event add column extra integer;\n")
+    add_migration(folder, "alter table outbox.event add column another integer;\n")
     with database.connect() as conn:
         outbox.emit(conn, "t", 1)
         with pytest.raises(DatabaseUnavailable, match=rf"process {conn.info.backend_pid} .* in a transaction for"):
             migrate(database.dsn, folder=folder)
         conn.commit()
-    assert meta(database) == (SCHEMA_VERSION, 1)
+    assert meta(database) == (SCHEMA_VERSION, BASELINE)
     assert migrate(database.dsn, folder=folder).after == NEXT + 1
-
-
-@pytest.mark.parametrize(("value", "ceiling"), [("2000000", 2_000_000), ("999999999", 64 << 20), ("10", 1 << 20)])
-def test_the_largest_limit_that_was_set_becomes_the_ceiling(
-    empty_database: Database, tmp_path: Path, value: str, ceiling: int
-) -> None:
-    migrate(empty_database.dsn, folder=schema_up_to(1, tmp_path / "first"))
-    with empty_database.connect(autocommit=True) as conn:
-        conn.execute(f"alter database {empty_database.name} set outbox.max_payload_bytes = {value}".encode())
-    found = migrate(empty_database.dsn)
-    with empty_database.connect() as conn:
-        assert conn.execute("select outbox.payload_ceiling()").fetchone() == (ceiling,)
-    said = [note for note in found.notes if note.startswith(f"payloads may have at most {ceiling} bytes")]
-    assert bool(said) == (ceiling != 1 << 20)
 
 
 # -- newer and older ----------------------------------------------------------------------------------------------
 
 
-def test_what_depends_on_a_function_that_is_replaced_is_named(empty_database: Database, tmp_path: Path) -> None:
-    migrate(empty_database.dsn, folder=Earlier(20, tmp_path).schema)
-    with empty_database.connect(autocommit=True) as owner:
-        owner.execute(
-            "create function public.note() returns uuid language sql return outbox.emit('note', '1', key => 'k')"
-        )
-    with pytest.raises(DatabaseUnusable, match=r"note\(\) depends on function outbox\.emit.*Drop them, run migrate"):
-        migrate(empty_database.dsn)
-    before, _ = meta(empty_database) or (0, 0)
-    assert before == 20
-    with empty_database.connect(autocommit=True) as owner:
+def test_what_is_no_longer_defined_is_dropped(database: Database, folder: Path) -> None:
+    migrate(database.dsn, folder=folder)
+    (folder / "functions" / "extra.sql").unlink()
+    add_migration(folder, "select 1;\n")
+    there = "select to_regproc('outbox_internal.extra') is not null, to_regproc('outbox.emit') is not null"
+    assert query(database, there) == [(True, True)]
+    migrate(database.dsn, folder=folder)
+    assert query(database, there) == [(False, True)]
+
+
+def test_what_depends_on_a_function_that_goes_is_named(database: Database, folder: Path) -> None:
+    migrate(database.dsn, folder=folder)
+    (folder / "functions" / "extra.sql").unlink()
+    add_migration(folder, "select 1;\n")
+    with database.connect(autocommit=True) as owner:
+        owner.execute("create function public.note() returns integer language sql return outbox_internal.extra()")
+        owner.execute("create function public.noted() returns uuid language sql return outbox.emit('note', '1')")
+    with pytest.raises(
+        DatabaseUnusable, match=r"note\(\) depends on function outbox_internal\.extra.*Drop them, run migrate"
+    ):
+        migrate(database.dsn, folder=folder)
+    assert meta(database) == (NEXT, BASELINE)
+    with database.connect(autocommit=True) as owner:
         owner.execute("drop function public.note()")
-    migrate(empty_database.dsn)
-    works(empty_database)
+    assert migrate(database.dsn, folder=folder).after == NEXT + 1
+    assert len(query(database, "select public.noted()")) == 1
+
+
+def test_functions_and_triggers_of_others_stay(database: Database, folder: Path) -> None:
+    with database.connect(autocommit=True) as owner:
+        owner.execute("create function public.look() returns trigger language plpgsql as 'begin return null; end'")
+        owner.execute("create trigger mine after insert on outbox.event for each row execute function public.look()")
+    migrate(database.dsn, folder=folder)
+    assert query(database, "select 1 from pg_trigger where tgname = 'mine'") != []
+
+
+def test_a_schema_that_was_never_released_is_refused(database: Database) -> None:
+    query(database, "update outbox.meta set schema_version = 33")
+    with pytest.raises(DatabaseUnusable, match="version 33, which was never released: drop it, and run migrate"):
+        migrate(database.dsn)
+    with pytest.raises(DatabaseUnusable, match="never released"):
+        script(have=33)
 
 
 def test_a_newer_schema_that_we_can_work_on(database: Database, folder: Path) -> None:
     migrate(database.dsn, folder=folder)
-    assert meta(database) == (NEXT, 1)
+    assert meta(database) == (NEXT, BASELINE)
     found = migrate(database.dsn, grant_emit=["postgres"])
     assert found == MigrationResult(
         NEXT, NEXT, notes=("not granted, which needs the newer outbox-relay: emit to postgres",)
@@ -187,7 +196,7 @@ def test_a_newer_schema_that_we_can_work_on(database: Database, folder: Path) ->
     assert str(found).startswith(
         f"schema outbox has version {NEXT}, newer than this outbox-relay's {SCHEMA_VERSION}, which works on it: nothing"
     )
-    assert meta(database) == (NEXT, 1)
+    assert meta(database) == (NEXT, BASELINE)
     works(database)
 
 
@@ -224,13 +233,12 @@ def test_which_schemas_fit_a_relay(version: int | None, min_relay: int | None, o
 
 
 def test_the_schema_that_is_shipped_fits_the_relay_that_is() -> None:
-    newest = migrations(SCHEMA_FOLDER)[-1]
-    assert fit(newest.version, newest.min_relay) is None
+    assert fit(SCHEMA_VERSION, BASELINE) is None
 
 
 async def test_a_relay_works_on_the_schema_of_the_next_version(database: Database, folder: Path) -> None:
     await asyncio.to_thread(migrate, database.dsn, folder=folder)
-    assert meta(database) == (NEXT, 1)
+    assert meta(database) == (NEXT, BASELINE)
     with database.connect() as conn:
         uid = str(outbox.emit(conn, "t", 1))
     sink = MemorySink()
@@ -305,9 +313,9 @@ def test_the_owner_of_a_database_can_migrate_it(postgres: PostgresServer, empty_
         assert "statement_timeout = '9s'" in note
         assert str(found).splitlines()[1:] == list(found.notes)
         with empty_database.connect(user=relay) as conn:
-            conn.execute("select * from outbox.tick()")
+            conn.execute("select * from outbox_internal.tick()")
             conn.rollback()
-            conn.execute("select outbox.make_partitions(6)")
+            conn.execute("select outbox_internal.make_partitions(6)")
         with postgres.connect() as admin:
             admin.execute(f"alter database {empty_database.name} owner to postgres".encode())
 
@@ -335,7 +343,7 @@ def test_the_script_does_what_migrate_does(empty_database: Database, tmp_path: P
     printed = script([app], [relay])
     done = psql(empty_database, printed, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert meta(empty_database) == (SCHEMA_VERSION, 1)
+    assert meta(empty_database) == (SCHEMA_VERSION, BASELINE)
     assert migrate(empty_database.dsn) == MigrationResult(SCHEMA_VERSION, SCHEMA_VERSION)
     with empty_database.connect(user=app) as conn:
         outbox.emit(conn, "t", 1)
@@ -343,7 +351,7 @@ def test_the_script_does_what_migrate_does(empty_database: Database, tmp_path: P
         assert conn.execute("select count(*) from outbox.event").fetchone() == (1,)
     again = psql(empty_database, printed, tmp_path)
     assert again.returncode == 3
-    assert f"schema outbox has version {SCHEMA_VERSION}, and this step goes from 0 to 1" in again.stderr
+    assert 'schema "outbox" already exists' in again.stderr
     with empty_database.connect() as conn:
         assert conn.execute("select count(*) from outbox.event").fetchone() == (1,)
 
@@ -353,8 +361,8 @@ def test_a_script_for_a_database_that_has_the_schema(database: Database, folder:
     assert "create schema" not in printed
     with database.connect() as conn:
         conn.execute(printed.encode())
-    assert meta(database) == (NEXT, 1)
-    with database.connect() as conn, pytest.raises(psycopg.errors.RaiseException, match="this step goes from"):
+    assert meta(database) == (NEXT, BASELINE)
+    with database.connect() as conn, pytest.raises(psycopg.errors.RaiseException, match="this script goes from"):
         conn.execute(printed.encode())
 
 
@@ -504,7 +512,7 @@ def test_no_function_compiles_its_queries(database: Database) -> None:
     found = query(
         database,
         "select p.proname, p.proconfig from pg_proc p"
-        " where p.pronamespace = 'outbox'::regnamespace and 'enable_seqscan=off' = any (p.proconfig)",
+        " where p.pronamespace = any ('{outbox, outbox_internal}'::regnamespace[]) and 'enable_seqscan=off' = any (p.proconfig)",
     )
     assert {"claim_rows", "finish_unique_keys", "notify_dead"} <= {name for name, _ in found}
     assert [name for name, settings in found if "jit=off" not in settings] == []

@@ -53,7 +53,7 @@ def expected() -> dict[str, int]:
 
 def types_of(books: Ledger, sink: str) -> list[str] | None:
     """Return the types of a sink as functions take them."""
-    [(types,)] = books.query("select outbox.types_of(%s)", sink)
+    [(types,)] = books.query("select outbox_internal.types_of(%s)", sink)
     return types
 
 
@@ -62,7 +62,7 @@ async def test_only_receivers_read_notices(books: Ledger, sink: str) -> None:
     every = list(range(64))
     for types in (types_of(books, sink), V10_TYPES.get(sink, types_of(books, sink))):
         found = books.query(
-            "select type from outbox.read_rest(%s::smallint[], %s::text[], '3:3:', %s::pg_snapshot, 0, 1000000, 100,"
+            "select type from outbox_internal.read_rest(%s::smallint[], %s::text[], '3:3:', %s::pg_snapshot, 0, 1000000, 100,"
             " 1000000)",
             every, types, EVERYTHING,
         )  # fmt: skip
@@ -80,7 +80,7 @@ async def test_only_receivers_read_notices_that_are_late(books: Ledger, sink: st
     ordered = ",".join(sorted(listed.split(","), key=int))
     types = V10_TYPES.get(sink, types_of(books, sink))
     found = books.query(
-        "select type from outbox.read_late(%s::smallint[], %s::text[], %s::pg_snapshot, %s, %s::pg_snapshot, 0,"
+        "select type from outbox_internal.read_late(%s::smallint[], %s::text[], %s::pg_snapshot, %s, %s::pg_snapshot, 0,"
         " 1000000, 100, 1000000, %s) where shard >= 0",
         list(range(64)), types, f"{low}:{high + 1}:{ordered}", high + 1, EVERYTHING, most_payload,
     )  # fmt: skip
@@ -130,5 +130,5 @@ async def test_notices_are_no_types_without_a_route(books: Ledger) -> None:
 
 async def test_a_notice_is_erased_only_once_its_receivers_have_it(books: Ledger) -> None:
     [(ids,)] = books.query("select array_agg(id) from outbox.event where type ^@ 'outbox.'")
-    undelivered = books.query("select distinct sink from outbox.undelivered(%s)", ids)
+    undelivered = books.query("select distinct sink from outbox_internal.undelivered(%s)", ids)
     assert {sink for (sink,) in undelivered} == set(OF_RECEIVERS)

@@ -69,9 +69,9 @@ def test_no_role_makes_notices_of_its_own(told: Database) -> None:
         for role in (app, relay, operator):
             with told.connect(user=role, autocommit=True) as connection:
                 for own in (
-                    "select outbox.make_notice('outbox.dead', 'crm', 'x', '{}')",
-                    "select outbox.notify_state('crm', 'paused', true, '{}')",
-                    "select outbox.notify_blocked('2026-01-01', '[]')",
+                    "select outbox_internal.make_notice('outbox.dead', 'crm', 'x', '{}')",
+                    "select outbox_internal.notify_state('crm', 'paused', true, '{}')",
+                    "select outbox_internal.notify_blocked('2026-01-01', '[]')",
                     "insert into outbox.event (uid, type, content_type, emitter) "
                     "values (gen_random_uuid(), 'outbox.dead', 'x', 'x')",
                     "delete from outbox.notice",
@@ -79,10 +79,13 @@ def test_no_role_makes_notices_of_its_own(told: Database) -> None:
                     with pytest.raises(errors.InsufficientPrivilege):
                         connection.execute(own.encode())
         with told.connect(user=relay, autocommit=True) as connection:
-            assert connection.execute("select sink from outbox.notify_sinks(300)").fetchall() == [("crm",), ("ops",)]
+            assert connection.execute("select sink from outbox_internal.notify_sinks(300)").fetchall() == [
+                ("crm",),
+                ("ops",),
+            ]
             for wrong in ("null", "0", "'nan'", "'infinity'", "-1"):
                 with pytest.raises(errors.InvalidParameterValue, match="lagging_seconds must be"):
-                    connection.execute(f"select outbox.notify_sinks({wrong})".encode())
+                    connection.execute(f"select outbox_internal.notify_sinks({wrong})".encode())
     assert notices(told) == []
 
 
@@ -100,11 +103,13 @@ def test_the_upgrade_maps_reserved_types_of_adopted_tables(told: Database) -> No
     """Their rows come from applications that know nothing of the relay."""
     call(
         told,
-        "create function outbox.debezium_type(row_type text, route text) returns text language sql immutable "
+        "create function outbox_internal.debezium_type(row_type text, route text) returns text language sql immutable "
         "return coalesce(row_type, route)",
     )
     assert apply_last_part(told) == []
-    mapped = "select outbox.debezium_type('outbox.event', null), outbox.debezium_type(null, 'my.outbox.x')"
+    mapped = (
+        "select outbox_internal.debezium_type('outbox.event', null), outbox_internal.debezium_type(null, 'my.outbox.x')"
+    )
     assert query(told, mapped) == [("outbox_event", "my.outbox.x")]
     migrate(told.dsn, debezium=True)
     assert query(told, mapped) == [("outbox_event", "my.outbox.x")]
@@ -230,7 +235,7 @@ def test_a_notice_that_cannot_be_written_fails_nothing(told: Database) -> None:
     assert query(told, "select paused from outbox.sink where name = 'crm'") == [(True,)]
     assert query(told, "select count(*) from outbox.delivery") == [(100,)]
     assert notices(told) == []
-    call(told, "select * from outbox.notify_sinks(300)")
+    call(told, "select * from outbox_internal.notify_sinks(300)")
     assert notice_types(told) == [PAUSED], "what was not told is told later"
 
 
@@ -253,7 +258,7 @@ def test_nothing_is_told_of_the_receiver_itself(told: Database) -> None:
     set_paused(told, True, RECEIVER)
     dies(told, RECEIVER, "http_400")
     call(told, "insert into outbox.shard (sink, shard) values ('ops', 0) on conflict do nothing")
-    call(told, "select * from outbox.notify_sinks(300)")
+    call(told, "select * from outbox_internal.notify_sinks(300)")
     set_paused(told, False, RECEIVER)
     assert notices(told) == []
 
@@ -262,7 +267,7 @@ def test_without_a_receiver_no_notice_is_made(database: Database) -> None:
     register(database, "crm")
     set_paused(database, True)
     dies(database, "crm", "http_400")
-    call(database, "select * from outbox.notify_sinks(300)")
+    call(database, "select * from outbox_internal.notify_sinks(300)")
     assert notices(database) == []
     register_receiver(database)
     set_paused(database, False)
@@ -312,7 +317,7 @@ async def test_a_relay_that_pauses_a_sink_tells_it(told: Database) -> None:
     assert notice_types(told) == [PAUSED, RECOVERED]
     assert notices(told)[0][1]["reason"] == "answered 410 Gone"
     pass_hours(told, 2)
-    call(told, "select * from outbox.notify_sinks(300)")
+    call(told, "select * from outbox_internal.notify_sinks(300)")
     type_, payload = notices(told)[-1]
     assert (type_, payload["reason"]) == (PAUSED, "the destination was down for 60 seconds: connection refused")
 
@@ -321,11 +326,11 @@ def test_what_the_hour_suppresses_is_told_when_it_is_over_if_it_lasts(told: Data
     for paused in (True, False, True, False, True):
         set_paused(told, paused)
     assert notice_types(told) == [PAUSED, RECOVERED]
-    call(told, "select * from outbox.notify_sinks(300)")
+    call(told, "select * from outbox_internal.notify_sinks(300)")
     assert notice_types(told) == [PAUSED, RECOVERED], "within the hour"
     pass_hours(told, 1)
-    call(told, "select * from outbox.notify_sinks(300)")
-    call(told, "select * from outbox.notify_sinks(300)")
+    call(told, "select * from outbox_internal.notify_sinks(300)")
+    call(told, "select * from outbox_internal.notify_sinks(300)")
     assert notice_types(told) == [PAUSED, RECOVERED, PAUSED]
     set_paused(told, False)
     assert notice_types(told)[3:] == [RECOVERED]

@@ -82,7 +82,7 @@ async def test_lags_are_found_by_an_index_however_long_the_log_is(told: Database
         books.do("analyze outbox.event")
         with told.connect() as connection:
             before = touched(connection, "event_%")
-            connection.execute("select outbox.sink_lag('crm')")
+            connection.execute("select outbox_internal.sink_lag('crm')")
             assert touched(connection, "event_%") - before < 20
 
 
@@ -108,5 +108,5 @@ def test_rows_are_looked_at_up_to_a_thousand(told: Database) -> None:
         connection.execute("update outbox.delivery set state = 'waiting'")
         connection.commit()
         before = touched(connection, "delivery")
-        connection.execute("select outbox.sink_lag('crm')")
+        connection.execute("select outbox_internal.sink_lag('crm')")
         assert touched(connection, "delivery") - before <= 1000

@@ -64,7 +64,7 @@ def test_a_notice_that_cannot_be_written_hinders_no_check(database: Database, ow
     register_receiver(database)
     lease = begin(owner)
     call(database, "alter table outbox.event add constraint none check (type not like 'outbox.%%')")
-    assert one(owner, "select changed from outbox.check_day(%s, %s)", date_ago(12), lease) is True
+    assert one(owner, "select changed from outbox_internal.check_day(%s, %s)", date_ago(12), lease) is True
     assert one(owner, "select jsonb_array_length(kept_by) from outbox.day where day = %s", date_ago(12)) == 2
 
 
@@ -76,7 +76,7 @@ def test_notices_are_archived_and_emptied_as_other_events_are(database: Database
     call(database, moved, date_ago(11))
     assert events_of(owner, table_ago(11)) == 4
     for sink in ("crm", "ops"):
-        call(database, "select outbox.remove_sink(%s)", sink)
+        call(database, "select outbox_internal.remove_sink(%s)", sink)
     emit_ago(owner, 0)  # the clock of the newest event is today's
     retention(database, "run")
     assert events_of(owner, table_ago(11)) == 0

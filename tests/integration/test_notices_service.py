@@ -14,7 +14,6 @@ import pytest
 from outbox_relay.postgres.migrations import migrate
 from tests.support.command import inside
 from tests.support.database import Database, query
-from tests.support.earlier import Earlier
 from tests.support.emitting import emit_types
 from tests.support.notices import notice_types, pass_hours
 from tests.support.receiver import Receiver, Request
@@ -196,30 +195,3 @@ def test_a_reload_begins_and_ends_notices(database: Database, crm: Receiver, ops
 def set_paused(database: Database, paused: bool) -> None:
     """Pause or resume the other sink."""
     call(database, "select outbox.set_paused('crm', %s, null, null)", paused)
-
-
-@pytest.mark.slow
-def test_a_relay_of_the_version_before_delivers_no_notice_and_has_them_made(
-    database: Database, crm: Receiver, ops: Receiver, tmp_path: Path
-) -> None:
-    """It serves `*` while a relay of today serves the receiver."""
-    earlier = Earlier(10, tmp_path / "earlier")
-    assert earlier.is_what_runs()
-    crm.answer = chosen(refuse_bad)
-    old_text = config(database.dsn, crm, None, routes='"*" = ["crm"]\n"*.dead" = ["crm"]')
-    new_text = config(database.dsn, ops, None).replace("[sinks.crm]", "[sinks.ops]").replace(
-        '[routes]\n"*" = ["crm"]', NOTIFY
-    )  # fmt: skip
-    with (
-        RelayService(tmp_path, old_text, "old", **earlier.environment) as old,
-        RelayService(tmp_path, new_text, "new") as new,
-    ):
-        emit_types(database, "a.bad", "a.good")
-        until(lambda: received_types(ops) == [DEAD], seconds=30, what="the death in the old relay is told")
-        emit_types(database, "a.last")
-        until(lambda: "a.last" in received_types(crm), seconds=30, what="the old relay goes on")
-        uid = query(database, "select uid::text from outbox.event where type = %s", DEAD)[0][0]
-        settled = "select 1 from outbox.event_states(%s::uuid) where sink = 'crm' and state = 'not routed'"
-        until(lambda: query(database, settled, uid), seconds=30, what="its position has passed the notice")
-        assert (old.stop(), new.stop()) == (0, 0)
-    assert set(received_types(crm)) == {"a.bad", "a.good", "a.last"}

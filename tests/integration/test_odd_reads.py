@@ -127,7 +127,7 @@ async def test_ceiling_that_is_raised_holds_for_connections_that_read_before(dat
             await settled(harness, database, n + 1)
         with database.connect(autocommit=True) as connection:
             connection.execute(
-                "create or replace function outbox.payload_ceiling() returns integer "
+                "create or replace function outbox_internal.payload_ceiling() returns integer "
                 "language sql immutable parallel safe return 4194304"
             )
         event = insert(database, payload=b"x" * 2_000_000)
@@ -275,7 +275,7 @@ async def test_a_huge_transaction_is_read_whatever_the_statement_timeout(databas
 
 
 def _tick(connection: psycopg.Connection[Any]) -> Tick:
-    [row] = connection.execute("select seq, snapshot::text, next_xid from outbox.tick()").fetchall()
+    [row] = connection.execute("select seq, snapshot::text, next_xid from outbox_internal.tick()").fetchall()
     return Tick(*row)
 
 

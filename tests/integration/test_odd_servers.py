@@ -27,7 +27,7 @@ from tests.support.wait import auntil
 PLACED = """
 insert into outbox.progress (sink, shards, epochs, a_seq, a_snapshot, a_next, last_id)
 select k.name, array[s.shard], array[s.epoch], t.seq, t.snapshot, t.next_xid, 0
-  from outbox.sink k join outbox.shard s on s.sink = k.name cross join outbox.tick() t"""
+  from outbox.sink k join outbox.shard s on s.sink = k.name cross join outbox_internal.tick() t"""
 """Puts each shard at the present tick, in a row of its own, as after a busy time."""
 HOUR_AHEAD = "clock_timestamp() + interval '1 hour 5 minutes'"
 
@@ -57,7 +57,7 @@ def test_a_cancelled_event_is_marked_whatever_the_collation_of_the_database_is(e
     register(english, "events", "*")
     [(uid,)] = query(english, "select outbox.emit('job', '1', deliver_at => now() + interval '1 minute')")
     assert query(english, "select outbox.cancel(%s)", uid) == [(True,)]
-    query(english, "select outbox.mark_cancelled('events', array(select id from outbox.event))")
+    query(english, "select outbox_internal.mark_cancelled('events', array(select id from outbox.event))")
     assert query(english, "select sink, reason from outbox.discarded") == [("events", "cancelled")]
 
 
@@ -81,7 +81,7 @@ def test_patterns_are_the_same_whatever_a_session_takes_a_backslash_for(database
     register(database, "jobs", "job_%.*")
     with database.connect() as connection:
         connection.execute(f"set standard_conforming_strings = {setting}".encode())
-        [(types,)] = connection.execute("select outbox.types_of('jobs')").fetchall()
+        [(types,)] = connection.execute("select outbox_internal.types_of('jobs')").fetchall()
     assert types == ["job\\_\\%.%"]
 
 
@@ -114,7 +114,7 @@ def test_a_day_that_one_transaction_wrote_is_not_read_for_each_sink(database: Da
         emit_ago(owner, 0)
         owner.execute(f"analyze outbox.{table_ago(3)}".encode())
         owner.commit()
-        [(kept,)] = owner.execute("select outbox.day_keepers(%s)", (date_ago(3),)).fetchall()
+        [(kept,)] = owner.execute("select outbox_internal.day_keepers(%s)", (date_ago(3),)).fetchall()
         [(read,)] = owner.execute(
             "select coalesce(sum(pg_stat_get_xact_tuples_fetched(i.indexrelid)), 0)::bigint from pg_index i "
             "where i.indrelid = %s::regclass", (f"outbox.{table_ago(3)}",)).fetchall()  # fmt: skip
@@ -125,10 +125,12 @@ def test_a_day_that_one_transaction_wrote_is_not_read_for_each_sink(database: Da
 def test_partitions_are_made_one_by_one_while_default_is_large(database: Database) -> None:
     """Goes red when emits wait while DEFAULT is read for each of several partitions."""
     with database.connect(autocommit=True) as owner:
-        for (part,) in owner.execute("select part::text from outbox.partitions() where day <> '-infinity'").fetchall():
+        for (part,) in owner.execute(
+            "select part::text from outbox_internal.partitions() where day <> '-infinity'"
+        ).fetchall():
             owner.execute(f"drop table {part}".encode())
         emit_ago(owner, 0, 6_000, b"x" * 1_500)
-        made = [one(owner, "select outbox.make_partitions()") for _ in range(5)]
+        made = [one(owner, "select outbox_internal.make_partitions()") for _ in range(5)]
     assert made == [1, 1, 1, 0, 0]
 
 
@@ -145,7 +147,7 @@ def test_an_erasure_makes_no_notice_of_a_dead_letter(database: Database) -> None
     query(database, "analyze outbox.delivery")
     query(database, "delete from outbox.delivery returning 1")
     assert query(database, "select count(*) from pg_stats where tablename = 'delivery' and attname = 'key'") == [(1,)]
-    query(database, "select outbox.renew_key_statistics()")
+    query(database, "select outbox_internal.renew_key_statistics()")
     assert query(database, "select type from outbox.event where type like 'outbox.%%'") == []
 
 
@@ -212,7 +214,7 @@ def test_no_partition_of_today_alone_is_no_finding(database: Database) -> None:
     with database.connect(autocommit=True) as owner:
         owner.execute(f"drop table outbox.{table_ago(0)}".encode())
         emit_ago(owner, 0)
-        assert one(owner, "select outbox.make_partitions()") == 0
+        assert one(owner, "select outbox_internal.make_partitions()") == 0
     ended = inside("doctor", "--json", "--dsn", database.dsn)
     ids = {each["id"] for each in json.loads(ended.out)["findings"] if each["severity"] != "ok"}
     assert ("partitions-missing" in ids, "default-partition" in ids) == (False, True)

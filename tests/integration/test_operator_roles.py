@@ -87,7 +87,7 @@ def made(database: Database) -> Generator[Place]:
         with database.connect() as conn:
             of_each = {"patterns": ["*"], "start": "beginning"}
             wanted = json.dumps([{"name": "crm", **of_each}, {"name": "jobs", "claim": "rows", **of_each}])
-            conn.execute("select * from outbox.register_sinks(%s, 0, '3:3:', 3)", (wanted,))
+            conn.execute("select * from outbox_internal.register_sinks(%s, 0, '3:3:', 3)", (wanted,))
             uid = outbox.emit(conn, "order.created", {"card": "SECRET-P"}, key="k", headers={"token": "SECRET-H"})
             conn.execute(
                 "insert into outbox.delivery (sink, id, shard, state, ordered, due_at, last_error, last_attempt_at, "
@@ -171,18 +171,18 @@ def test_payloads_are_shown_to_their_kind(shared_place: Place, command: tuple[st
         "select last_attempt from outbox.delivery",
         "select detail from outbox.attempt",
         "select * from outbox.attempt",
-        "select outbox.shown_detail(null)",
+        "select outbox_internal.shown_detail(null)",
         "select to_jsonb(d) from outbox.delivery d",
         "select * from outbox.event",
-        "select * from outbox.read_rest('{1}', null, '3:3:', '3:3:', 0, 10, 1, 1)",
-        "select * from outbox.claim_rows('crm', null, null, 1, 1, 1, false, '{}', false, false, false)",
-        "select outbox.is_meant(null, null)",
+        "select * from outbox_internal.read_rest('{1}', null, '3:3:', '3:3:', 0, 10, 1, 1)",
+        "select * from outbox_internal.claim_rows('crm', null, null, 1, 1, 1, false, '{}', false, false, false)",
+        "select outbox_internal.is_meant(null, null)",
         "select * from outbox.hash_key",
         "select config from outbox.relay",
         "select retention from outbox.relay",
         "select r from outbox.relay r",
-        "select outbox.keyed_hash('k')",
-        "select outbox.record_action('forged', null, null, 1, null, null)",
+        "select outbox_internal.keyed_hash('k')",
+        "select outbox_internal.record_action('forged', null, null, 1, null, null)",
         "insert into outbox.audit (action) values ('forged')",
         "delete from outbox.audit",
         "update outbox.delivery set state = 'waiting'",
@@ -191,7 +191,7 @@ def test_payloads_are_shown_to_their_kind(shared_place: Place, command: tuple[st
         "update outbox.sink set probes = 1",
         "delete from outbox.discarded",
         "select outbox.emit('t', '1')",
-        "select outbox.remove_sink('crm')",
+        "select outbox_internal.remove_sink('crm')",
     ],
 )
 def test_what_people_may_not(shared_place: Place, kind: str, statement: str) -> None:
@@ -222,7 +222,7 @@ def test_every_column_is_hidden_or_granted(shared_place: Place, table: str) -> N
 
 
 def test_partitions_made_later_are_seen(place: Place) -> None:
-    query(place.database, "select outbox.make_partitions(10)")
+    query(place.database, "select outbox_internal.make_partitions(10)")
     migrate(place.database.dsn)
     ended = place.run("read", "why", "UID")
     assert ended.code == 0

@@ -31,7 +31,7 @@ SHORT_LEASE = 3.0
 WAITING_SETTLEMENT = """
 select pid from pg_stat_activity
  where datname = current_database() and wait_event_type = 'Lock'
-   and strpos(query, 'outbox.settle(') > 0 and pid <> pg_backend_pid()"""
+   and strpos(query, 'outbox_internal.settle(') > 0 and pid <> pg_backend_pid()"""
 
 
 async def all_in_order(*sinks: MemorySink) -> bool:
@@ -187,7 +187,7 @@ async def claimed(harness: RelayHarness) -> dict[int, int]:
 
 
 async def test_a_settlement_with_rows_at_an_old_epoch_writes_nothing(database: Database) -> None:
-    """Goes red when the fence of outbox.settle is removed: the row and the position would be written."""
+    """Goes red when the fence of outbox_internal.settle is removed: the row and the position would be written."""
     sink = MemorySink()
     async with running(database.dsn, (spec("s"), sink)) as harness:
         epochs = await claimed(harness)

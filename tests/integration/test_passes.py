@@ -237,7 +237,7 @@ def test_a_trim_looks_for_passes_only_of_positions_at_older_epochs(database: Dat
         connection.execute("set local track_functions = 'all'")
         connection.execute(ADVANCE)
         assert connection.execute(statements()["trim_progress"], {"most": 1000}).fetchall() == [(50,)]
-        called = "select pg_stat_get_xact_function_calls('outbox.pass_spans'::regproc)"
+        called = "select pg_stat_get_xact_function_calls('outbox_internal.pass_spans'::regproc)"
         assert connection.execute(called).fetchall() == [(None,)]
 
 
@@ -465,7 +465,9 @@ def test_patterns_match_in_the_schema_as_they_do_in_the_relay(
     matcher: Any, patterns: list[str], event_type: str
 ) -> None:
     patterns = [canonical(pattern) for pattern in patterns]
-    [(found,)] = matcher.execute("select outbox.type_matches(%s::text[], %s)", (patterns, event_type)).fetchall()
+    [(found,)] = matcher.execute(
+        "select outbox_internal.type_matches(%s::text[], %s)", (patterns, event_type)
+    ).fetchall()
     assert found == any(matches(pattern, event_type) for pattern in patterns)
 
 

@@ -140,7 +140,7 @@ def test_a_handler_gets_the_tenant_of_its_event(database: Database, tmp_path: Pa
         for payload, tenant in TENANTS.items():
             query(database, emit, payload, tenant, tenant)
         until(lambda: len(lines()) == 4, seconds=SECONDS, what="they arrive")
-        passed = "select events from outbox.backlog('work', null, 1000, 5.0)"
+        passed = "select events from outbox_internal.backlog('work', null, 1000, 5.0)"
         until(lambda: query(database, passed) == [(0,)], seconds=SECONDS, what="they are settled")
         replay = ("replay", "start", "--sink", "work", "--since", "1h", "--yes", "--dsn", database.dsn)
         assert outbox_relay(*replay).code == 0
@@ -284,7 +284,7 @@ def test_an_effect_is_had_once_although_the_relay_is_killed_before_it_settles(
     create_effects(database)
     relay = relay_of(database, tmp_path, handler, timeout=10, more=f'dsn = "{database.dsn}"\ntransaction = true')
     relay.start()
-    unsettled = "select events from outbox.backlog('work', null, 1000, 5.0)"
+    unsettled = "select events from outbox_internal.backlog('work', null, 1000, 5.0)"
     until(lambda: query(database, OWNED) == [(64,)], seconds=SECONDS, what="it has positions")
     with database.connect() as holder:
         holder.execute("lock table outbox.progress, outbox.delivery in share mode")

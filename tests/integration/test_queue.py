@@ -102,7 +102,7 @@ async def test_an_event_that_is_cancelled_meanwhile_hides_no_other_that_has_no_r
         waits = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
         await auntil(lambda: asyncio.sleep(0, third.execute(waits).fetchall() == [(1,)]), seconds=10, what="it waits")
         assert third.execute("select outbox.cancel(%s)", (cancelled,)).fetchall() == [(True,)]
-        third.execute("select outbox.apply_scheduled_changes(100)")
+        third.execute("select outbox_internal.apply_scheduled_changes(100)")
         deleting.rollback()
         with pytest.raises(DatabaseUnusable, match="1 of 2 events are no longer in the log, or their ids are those"):
             await parking
@@ -360,7 +360,7 @@ async def test_claim_changes_only_without_a_relay_and_without_rows(jobs: Queue) 
 
 async def test_a_relay_of_an_earlier_version_neither_serves_the_sink_nor_starts(jobs: Queue) -> None:
     older = (
-        "select name, generation, patterns from outbox.register_sinks("
+        "select name, generation, patterns from outbox_internal.register_sinks("
         """'[{"name": "jobs", "patterns": ["*"]}]', 0, '3:3:', 3)"""
     )
     assert jobs.books.query(older) == [("jobs", 0, [])]

@@ -272,7 +272,7 @@ async def test_rows_that_are_moved_or_cancelled_obey_the_spread(database: Databa
             assert outbox.cancel(connection, cancelled)
             assert outbox.reschedule(connection, moved, at)
             assert outbox.reschedule(connection, early, datetime(2020, 1, 1, tzinfo=UTC))
-        query(database, "select outbox.apply_scheduled_changes(500)")
+        query(database, "select outbox_internal.apply_scheduled_changes(500)")
         due = dict(query(database, "select type, due_at from outbox.delivery"))
         assert due == {"moved": later(moved, at), "early": datetime(2020, 1, 1, tzinfo=UTC)}
         assert names(await jobs.claim()) == ["early"]

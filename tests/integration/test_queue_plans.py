@@ -105,7 +105,9 @@ def test_a_queue_that_is_empty_costs_a_look(connection: psycopg.Connection[Any])
 def test_rows_whose_time_has_come_are_found_by_their_time(connection: psycopg.Connection[Any]) -> None:
     connection.execute("update outbox.delivery set due_at = now() where id between 2050001 and 2050010")
     before, _ = touched(connection)
-    assert connection.execute("select outbox.queue_due_rows(100)").fetchone() == (0,)  # no such sink is registered
-    [(due,)] = connection.execute("select outbox.due_rows('jobs', 100)").fetchall()
+    assert connection.execute("select outbox_internal.queue_due_rows(100)").fetchone() == (
+        0,
+    )  # no such sink is registered
+    [(due,)] = connection.execute("select outbox_internal.due_rows('jobs', 100)").fetchall()
     assert len(due) == 10
     assert touched(connection)[0] - before < 100

@@ -209,7 +209,7 @@ async def test_a_unique_key_is_free_once_its_row_is_delivered(database: Database
         await got([sink], [1])
         await relay.settled()
         query(database, "update outbox.unique_key set look_at = now() returning 1")
-        assert query(database, "select outbox.finish_unique_keys(10)") == [(1,)]
+        assert query(database, "select outbox_internal.finish_unique_keys(10)") == [(1,)]
 
 
 REFUSE = """

@@ -658,7 +658,7 @@ SMALL_ONES = {1, 4, 7, 12}
 
 
 def test_small_events_come_whole_and_others_without_their_contents(day_missing: Database) -> None:
-    """An event comes as outbox.read_rest returns it, or with the fault by which it is read again."""
+    """An event comes as outbox_internal.read_rest returns it, or with the fault by which it is read again."""
     with day_missing.connect(autocommit=True) as connection:
         ids = [event for (event,) in connection.execute(ODD_EVENTS.encode()).fetchall()]
         asked = {
@@ -713,7 +713,7 @@ def test_rows_without_a_key_wait_for_nobody(connection: Connection, sink: str) -
 
 
 SWEEP = """
-select id from outbox.claim_rows(%s, %s, gen_random_uuid(), 20, 100, 1000000000, false, '{}', true, false, false)
+select id from outbox_internal.claim_rows(%s, %s, gen_random_uuid(), 20, 100, 1000000000, false, '{}', true, false, false)
  order by id"""
 """As relays made for version 1 claim the heads of all keys."""
 
@@ -836,7 +836,7 @@ BEHIND, CHOSEN = "if with_followers", "chosen := array(\n            select c.id
 
 @contextmanager
 def claim_that_pauses(connection: Connection, before: str = CHOSEN) -> Generator[None]:
-    """Make ``outbox.claim_rows`` wait for ``PAUSE`` between its look at held rows and their locks, inside the block."""
+    """Make ``outbox_internal.claim_rows`` wait for ``PAUSE`` between its look at held rows and their locks, inside the block."""
     [(original,)] = connection.execute(
         "select pg_get_functiondef(oid) from pg_proc where proname = 'claim_rows'"
     ).fetchall()

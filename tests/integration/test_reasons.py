@@ -97,7 +97,7 @@ def test_a_reason_is_shown_with_the_replay_and_a_blank_one_is_none(filled: Datab
 
 def test_the_reason_of_a_pass_ends_with_it(filled: Database) -> None:
     assert ask(filled, "retention", "run", "--reason", REASON).code == 0
-    query(filled, "select lease from outbox.begin_retention(gen_random_uuid(), 'relay r', 60)")
+    query(filled, "select lease from outbox_internal.begin_retention(gen_random_uuid(), 'relay r', 60)")
     assert query(filled, "select actor, reason from outbox.retention") == [("relay r", None)]
 
 

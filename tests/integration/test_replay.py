@@ -32,7 +32,7 @@ MARK = """insert into outbox.discarded (sink, id, uid, reason)
 
 async def passed(database: Database, sink: str = "s") -> None:
     """Wait until the stored positions of a sink have passed every event."""
-    await has(database, "select from outbox.backlog(%s, null, 1000, 5.0) where events = 0", sink)
+    await has(database, "select from outbox_internal.backlog(%s, null, 1000, 5.0) where events = 0", sink)
 
 
 async def replayed(database: Database, sink: MemorySink, keys: Iterable[str | None], **options: Any) -> list[int]:
@@ -457,4 +457,4 @@ async def test_an_event_of_a_replay_is_erased_once_that_has_ended(database: Data
         await ended(database, number)
         await has(database, "select from outbox.replay where cleared")
     assert (await aerase(database, "--key", "anna")).code == 0
-    assert query(database, "select key = outbox.keyed_hash('anna') from outbox.replay") == [(True,)]
+    assert query(database, "select key = outbox_internal.keyed_hash('anna') from outbox.replay") == [(True,)]

@@ -41,7 +41,7 @@ async def books(database: Database) -> AsyncGenerator[ReplayLedger]:
 
 
 async def test_a_settlement_of_a_replay_at_an_old_epoch_writes_and_counts_nothing(books: ReplayLedger) -> None:
-    """Goes red when outbox.settle_replay does not compare epochs and owners."""
+    """Goes red when outbox_internal.settle_replayed does not compare epochs and owners."""
     old = await books.claim()
     assert await books.settle(old, 10, 10)
     new = {c.shard: c.epoch for c in await books.store.reclaim_shards("~1", books.relay, 60.0)}
@@ -121,7 +121,7 @@ async def test_an_event_that_is_erased_between_read_and_settlement_becomes_no_ro
 
 
 def test_a_rename_waits_for_dead_letters_that_are_being_moved(database: Database) -> None:
-    """Goes red when outbox.follow_rename comes after the last rows are moved: these would be deleted."""
+    """Goes red when outbox_internal.follow_rename comes after the last rows are moved: these would be deleted."""
     register(database, "s")
     call(database, "select outbox.emit('t', '1')")
     start(database, to="s", since="PT1H")
@@ -133,7 +133,7 @@ def test_a_rename_waits_for_dead_letters_that_are_being_moved(database: Database
     call(database, "update outbox.replay_progress set last_ids = array_fill(100::bigint, array[64])")
     call(database, "update outbox.progress set a_seq = 100, a_snapshot = pg_current_snapshot(), a_next = 100")
     with database.connect() as tending:
-        tending.execute("select outbox.tend_replay(1)")
+        tending.execute("select outbox_internal.tend_replay(1)")
         renaming = threading.Thread(target=rename, args=(database, "s", "new"))
         renaming.start()
         until(lambda: waits(database), seconds=20, what="the rename waits")
@@ -173,7 +173,7 @@ def test_the_replay_of_a_removed_sink_leaves_nothing_to_a_new_one_of_its_name(da
 
 
 def test_a_replay_keeps_the_days_that_it_may_still_read(database: Database) -> None:
-    """Goes red when outbox.day_keepers leaves replays out."""
+    """Goes red when outbox_internal.day_keepers leaves replays out."""
     with database.connect(autocommit=True) as connection:
         fill_days(connection, 12, 10)
         keep(connection, 5)
@@ -226,11 +226,15 @@ def test_a_replay_that_starts_after_a_check_has_the_day_checked_again(database: 
         keep(connection, 5)
         days.register(connection, "s", "now")
         emit_ago(connection, 0)
-        lease = connection.execute("select lease from outbox.begin_retention(gen_random_uuid(), 'x', 60)").fetchone()
+        lease = connection.execute(
+            "select lease from outbox_internal.begin_retention(gen_random_uuid(), 'x', 60)"
+        ).fetchone()
         assert lease
-        connection.execute("select outbox.check_day(%s::date, %s)", (date_ago(12), lease[0]))
+        connection.execute("select outbox_internal.check_day(%s::date, %s)", (date_ago(12), lease[0]))
         start(database, to="s", since=f"{date_ago(12)}T00:00:00Z")
-        emptied = connection.execute(f"select outbox.empty_day('{date_ago(12)}', {lease[0]}, 3)".encode()).fetchone()
+        emptied = connection.execute(
+            f"select outbox_internal.empty_day('{date_ago(12)}', {lease[0]}, 3)".encode()
+        ).fetchone()
     assert emptied == ("again",)
     assert query(database, f"select count(*) from outbox.{table_ago(12)}") == [(3,)]
 
@@ -243,11 +247,13 @@ def test_a_replay_that_ends_after_a_check_needs_no_new_counter(database: Databas
         days.register(connection, "s", "now")
         emit_ago(connection, 0)
         start(database, to="s", since=f"{date_ago(12)}T00:00:00Z")
-        lease = connection.execute("select lease from outbox.begin_retention(gen_random_uuid(), 'x', 60)").fetchone()
+        lease = connection.execute(
+            "select lease from outbox_internal.begin_retention(gen_random_uuid(), 'x', 60)"
+        ).fetchone()
         assert lease
         check, empty = (
-            f"select kept_by <> '[]' from outbox.check_day('{date_ago(12)}', {lease[0]})".encode(),
-            f"select outbox.empty_day('{date_ago(12)}', {lease[0]}, 3)".encode(),
+            f"select kept_by <> '[]' from outbox_internal.check_day('{date_ago(12)}', {lease[0]})".encode(),
+            f"select outbox_internal.empty_day('{date_ago(12)}', {lease[0]}, 3)".encode(),
         )
         assert connection.execute(check).fetchall() == [(True,)]
         before = query(database, "select config from outbox.meta")
@@ -267,11 +273,11 @@ def test_the_rate_saves_up_one_second_at_most_and_owes_what_was_taken_too_much(d
     call(database, "select outbox.emit('t', '1')")
     start(database, to="t", since="PT1H", rate=50)
     call(database, "update outbox.replay_rate set at = now() - interval '1 hour'")
-    [(allowed,)] = query(database, "select outbox.spend_replay(1, 0)")
+    [(allowed,)] = query(database, "select outbox_internal.spend_replay(1, 0)")
     assert allowed == 50
-    [(owed,)] = query(database, "select outbox.spend_replay(1, 200)")
+    [(owed,)] = query(database, "select outbox_internal.spend_replay(1, 200)")
     assert -151 <= owed <= -100
-    assert query(database, "select outbox.spend_replay(99, 1)") == [(None,)]
+    assert query(database, "select outbox_internal.spend_replay(99, 1)") == [(None,)]
 
 
 async def test_a_step_of_one_replay_does_not_wait_for_another(books: ReplayLedger) -> None:

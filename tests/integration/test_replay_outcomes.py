@@ -22,10 +22,6 @@ from tests.support.replays import Clients, act, counts, ended, show, start, tend
 from tests.support.sink_actions import call, register, remove, rename, seek
 
 EVENTS = 6
-OLD_SETTLE = """select outbox.settle_replay(
-    1, %s, %s::smallint[], %s::bigint[], %s::bigint[], 6,
-    '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}') as mine"""
-"""A settlement as relays of the version before write it."""
 DISCARD = "select * from outbox.discard_deliveries('{\"sink\": \"s\"}'::jsonb, reason => 'no use')"
 
 
@@ -68,7 +64,7 @@ async def test_a_replay_that_delivered_an_event_settles_it_as_its_position_moves
     assert books.query("select cleared from outbox.replay") == [(True,)]
     assert await judged(books, 4) == ("settled", [{"id": 1, "state": "done", "outcome": "delivered"}])
     assert await said(books, 4) == "s  delivered; no record was kept; in replay 1 (done): delivered"
-    assert books.query("select state from outbox.event_states(%s)", books.uid(4)) == [("settled",)]
+    assert books.query("select state from outbox_internal.event_states(%s)", books.uid(4)) == [("settled",)]
 
 
 async def test_a_cancelled_replay_is_judged_by_the_positions_that_it_reached(books: ReplayLedger) -> None:
@@ -164,42 +160,6 @@ async def test_a_settlement_at_an_old_epoch_passes_nothing_by(books: ReplayLedge
     await books.store.reclaim_shards("~1", books.relay, 60.0)
     assert not await books.settle(old, EVENTS, 5, passed_by={2: "row"})
     assert books.query("select from outbox.replay_exception") == []
-
-
-async def test_what_a_relay_of_the_version_before_settles_is_unknown(books: ReplayLedger) -> None:
-    """Goes red when a missing list of passed events counts as an empty one."""
-    epochs = await books.claim()
-    values = (list(epochs), list(epochs.values()), [EVENTS] * len(epochs))
-    [found] = call(books.database, OLD_SETTLE.replace(" 6,", " 5,"), books.relay, *values)
-    assert found["mine"]
-    assert await judged(books, 1) == ("passed over", [{"id": 1, "state": "running", "outcome": "unknown"}])
-    tend(books.database)
-    books.let_go()
-    tend(books.database)
-    assert counts(books.database, 1) == (6, 5, 0, 1)
-    assert await judged(books, 1) == ("passed over", [{"id": 1, "state": "done", "outcome": "unknown"}])
-
-
-async def test_a_replay_of_which_every_event_was_delivered_says_so_whoever_settled(books: ReplayLedger) -> None:
-    epochs = await books.claim()
-    values = (list(epochs), list(epochs.values()), [EVENTS] * len(epochs))
-    call(books.database, OLD_SETTLE, books.relay, *values)
-    tend(books.database)
-    assert await judged(books, 1) == ("settled", [{"id": 1, "state": "done", "outcome": "delivered"}])
-
-
-async def test_a_recorded_attempt_shows_what_a_relay_of_the_version_before_delivered(books: ReplayLedger) -> None:
-    """Goes red when records of attempts are not looked at."""
-    epochs = await books.claim()
-    values = (list(epochs), list(epochs.values()), [EVENTS] * len(epochs))
-    call(books.database, OLD_SETTLE.replace(" 6,", " 5,"), books.relay, *values)
-    books.do(
-        "insert into outbox.attempt (at, uid, id, sink, number, relay, outcome, detail) "
-        "values (now(), %s, 1, 's', 1, 'here', 'delivered', '{\"replay\": 1}')",
-        books.uid(1),
-    )
-    assert await judged(books, 1) == ("delivered", [{"id": 1, "state": "running", "outcome": "delivered"}])
-    assert await judged(books, 2) == ("passed over", [{"id": 1, "state": "running", "outcome": "unknown"}])
 
 
 async def test_outcomes_follow_a_rename_and_end_with_a_removal(books: ReplayLedger) -> None:

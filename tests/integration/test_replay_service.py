@@ -163,7 +163,7 @@ def test_a_replay_is_no_sink_of_status(database: Database) -> None:
     counted = {name: (sink["backlog"], sink["waiting"]) for name, sink in found["sinks"].items()}
     assert counted == {"crm": (0, 0), "idle": (0, 0)}
     assert [(each["id"], each["waiting"]) for each in found["replays"]] == [(1, 0)], "no position has passed the row"
-    assert {row[0] for row in query(database, "select sink from outbox.figures_of_sinks()")} == {"crm", "idle"}
+    assert {row[0] for row in query(database, "select sink from outbox_internal.figures_of_sinks()")} == {"crm", "idle"}
 
 
 def test_a_named_event_whose_route_is_gone_is_explained(database: Database) -> None:

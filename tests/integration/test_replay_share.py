@@ -18,7 +18,7 @@ from tests.support.wait import auntil
 SLOTS = 16
 KEYS = [f"k{n}" for n in range(60)]
 DOWN = Unavailable("connection refused")
-PASSED = "select from outbox.backlog('s', null, 1000, 5.0) where events = 0"
+PASSED = "select from outbox_internal.backlog('s', null, 1000, 5.0) where events = 0"
 SERVED = "select from outbox.shard where sink = '~1' and owner is not null having count(*) = 64"
 STATE = "select circuit, last_error from outbox.sink"
 

@@ -52,7 +52,7 @@ class Counted(MemorySink):
 async def begun(harness: RelayHarness, sink: MemorySink, database: Database) -> None:
     """Wait until a replay of events that the sink has passed is served."""
     await delivered(sink, emit(database, [f"k{n}" for n in range(20)]))
-    await has(database, "select from outbox.backlog(%s, null, 1000, 5.0) where events = 0", "s")
+    await has(database, "select from outbox_internal.backlog(%s, null, 1000, 5.0) where events = 0", "s")
     start(database, since="PT1H")
 
     async def served() -> bool:
@@ -81,7 +81,7 @@ async def test_a_client_that_is_open_when_the_stop_begins_is_closed_and_serves_n
     sink, client = MemorySink(), Counted()
     async with running(database.dsn, (spec("s"), sink), replay_client=client) as harness:
         await delivered(sink, emit(database, ["k"]))
-        await has(database, "select from outbox.backlog(%s, null, 1000, 5.0) where events = 0", "s")
+        await has(database, "select from outbox_internal.backlog(%s, null, 1000, 5.0) where events = 0", "s")
         client.stopping = harness.stopping
         start(database, since="PT1H")
 

@@ -82,7 +82,7 @@ async def refused(database: Database) -> str:
 async def backlog(database: Database) -> tuple[int, bool]:
     """Return the backlog of sink ``s``."""
     async with ledger(database) as books:
-        return books.query("select events, exact from outbox.backlog('s', null, 10000, 5.0)")[0]
+        return books.query("select events, exact from outbox_internal.backlog('s', null, 10000, 5.0)")[0]
 
 
 @contextmanager
@@ -445,7 +445,7 @@ async def test_a_rename_that_a_restore_takes_back_is_taken_back_by_relays_too() 
         async with running(database.dsn, (spec("old"), sink), expects=EXPECTED) as harness:
             await harness.owns_all()
             await has_arrived(sink, before := emit(database))
-            done = "select from outbox.backlog('old', null, 1000, 5.0) where events = 0"
+            done = "select from outbox_internal.backlog('old', null, 1000, 5.0) where events = 0"
             await becomes(lambda: database.run(done), "the positions are written")
             with backed_up(server) as restore:
                 await asyncio.to_thread(rename, database, "old", "new")

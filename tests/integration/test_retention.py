@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -14,7 +13,6 @@ from psycopg import errors
 
 from outbox_relay.admin.render_retention import NO_FILE
 from outbox_relay.domain.errors import StatementFailed
-from outbox_relay.postgres.migrations import migrate
 from outbox_relay.postgres.retention_statements import DayCheck
 from outbox_relay.postgres.store import Store
 from tests.support.command import inside
@@ -36,7 +34,6 @@ from tests.support.days import (
     table_ago,
 )
 from tests.support.replays import act, start
-from tests.support.schemas import schema_up_to
 
 
 @pytest.fixture
@@ -48,12 +45,12 @@ def owner(database: Database) -> Iterator[Connection]:
 
 def empty(connection: Connection, day: str, lease: int | None) -> str:
     """Empty a checked day, by one message as the relay sends it."""
-    return one(connection, f"select outbox.empty_day('{day}', {lease}, 3)")
+    return one(connection, f"select outbox_internal.empty_day('{day}', {lease}, 3)")
 
 
 def check(connection: Connection, day: str, lease: int | None) -> list[dict[str, Any]]:
     """Return the keepers of the day."""
-    return one(connection, "select kept_by from outbox.check_day(%s::date, %s)", day, lease)
+    return one(connection, "select kept_by from outbox_internal.check_day(%s::date, %s)", day, lease)
 
 
 # -- forty days ---------------------------------------------------------------------------------------------------
@@ -82,7 +79,7 @@ def test_each_day_of_forty_is_kept_by_what_needs_it_alone(database: Database, ow
     assert all(f"replay {replay}" in ended.json["kept"][day] for day in for_replay)
     assert all("sink crm (paused)" in ended.json["kept"][day] for day in for_sink)
     assert [events_of(owner, table_ago(n)) for n in (38, 37, 36, 21, 20, 8, 7, 4)] == [3, 3, 0, 0, 3, 3, 3, 3]
-    owner.execute("select outbox.remove_sink('crm')")
+    owner.execute("select outbox_internal.remove_sink('crm')")
     act(database, "cancel", replay)
     assert retention(database, "run", "--json").json["left"] == 0
     assert one(owner, "select count(*) from outbox.delivery where state = 'dead'") == 1
@@ -119,7 +116,7 @@ def test_status_says_what_keeps_a_day_now_though_no_pass_was_done_for_hours(
     keep(owner, 5)
     retention(database, "run")
     assert "no pass" not in retention(database, "status").out
-    owner.execute("select outbox.remove_sink('crm')")
+    owner.execute("select outbox_internal.remove_sink('crm')")
     owner.execute("update outbox.retention set clock_mark = clock_mark - interval '3 hours'")
     said = retention(database, "status").out
     assert "no pass since 20" in said
@@ -237,7 +234,7 @@ def test_a_change_of_sinks_that_is_not_committed_yet_is_not_overtaken(
     database: Database, owner: Connection, checked: int
 ) -> None:
     with database.connect() as other:
-        register_in = "select * from outbox.register_sinks(%s, 0, '3:3:', 3)"
+        register_in = "select * from outbox_internal.register_sinks(%s, 0, '3:3:', 3)"
         other.execute(register_in, (json.dumps([{"name": "s", "patterns": ["*"], "start": "beginning"}]),))
         assert empty(owner, date_ago(12), checked) == "locked"
         other.commit()
@@ -300,18 +297,18 @@ def test_a_lease_that_another_process_has_claimed_counts_for_nothing(owner: Conn
     newer = begin(owner)
     assert newer not in (None, checked)
     for statement in (
-        f"select outbox.empty_day('{date_ago(12)}', {checked}, 3)",
-        f"select outbox.drop_day({checked})",
-        f"select outbox.renew_retention({checked})",
-        f"select * from outbox.trim_uids({checked}, 10)",
-        f"select * from outbox.trim_inbox({checked}, 10)",
-        f"select outbox.leave_day('{date_ago(12)}', {checked}, 'x')",
-        f"select outbox.record_archive('{date_ago(12)}', {checked}, 'x', 'y', 1)",
+        f"select outbox_internal.empty_day('{date_ago(12)}', {checked}, 3)",
+        f"select outbox_internal.drop_day({checked})",
+        f"select outbox_internal.renew_retention({checked})",
+        f"select * from outbox_internal.trim_uids({checked}, 10)",
+        f"select * from outbox_internal.trim_inbox({checked}, 10)",
+        f"select outbox_internal.leave_day('{date_ago(12)}', {checked}, 'x')",
+        f"select outbox_internal.record_archive('{date_ago(12)}', {checked}, 'x', 'y', 1)",
     ):
         with pytest.raises(errors.ObjectNotInPrerequisiteState, match="was taken over"):
             owner.execute(statement.encode())
     assert events_of(owner, table_ago(12)) == 3
-    owner.execute("select outbox.end_retention(%s)", (newer,))
+    owner.execute("select outbox_internal.end_retention(%s)", (newer,))
     assert begin(owner) not in (None, newer)
 
 
@@ -368,7 +365,7 @@ def test_the_largest_value_of_the_live_relays_counts(
     for each in files:
         relay_says(owner, each)
     relay_says(owner, said(365), "11 minutes")
-    owner.execute("select outbox.begin_retention(%s, 'test', 60, true)", (uuid4(),))
+    owner.execute("select outbox_internal.begin_retention(%s, 'test', 60, true)", (uuid4(),))
     assert one(owner, "select keep_days from outbox.retention") == days
 
 
@@ -407,17 +404,12 @@ def test_more_is_kept_at_once_and_less_a_day_later_or_when_a_person_says_so(owne
     relay_says(owner, said(7, archive=True))
     begin(owner, me)
     assert one(owner, "select (keep_days, archive)::text from outbox.retention") == "(30,t)"
-    owner.execute("select outbox.begin_retention(%s, 'test', 60, true)", (me,))
+    owner.execute("select outbox_internal.begin_retention(%s, 'test', 60, true)", (me,))
     assert one(owner, "select keep_days from outbox.retention") == 7
 
 
-def test_a_new_database_keeps_30_days_and_an_older_one_everything(empty_database: Database, tmp_path: Path) -> None:
-    migrate(empty_database.dsn, folder=schema_up_to(5, tmp_path / "schema"))
-    migrate(empty_database.dsn)
-    with empty_database.connect(autocommit=True) as connection:
-        assert one(connection, "select (unset_days, keep_days)::text from outbox.retention") == "(0,0)"
-        connection.execute("drop schema outbox cascade")
-        migrate(empty_database.dsn)
+def test_a_new_database_keeps_30_days(database: Database) -> None:
+    with database.connect(autocommit=True) as connection:
         assert one(connection, "select (unset_days, keep_days)::text from outbox.retention") == "(30,30)"
 
 
@@ -430,7 +422,7 @@ def test_numbers_of_another_cluster_do_not_keep_a_day(owner: Connection) -> None
     keep(owner, 5)
     lease = begin(owner)
     assert [keeper["name"] for keeper in check(owner, date_ago(12), lease)] == ["crm"]
-    owner.execute("select outbox.remove_sink('crm')")
+    owner.execute("select outbox_internal.remove_sink('crm')")
     assert check(owner, date_ago(12), lease) == []
     assert empty(owner, date_ago(12), lease) == "emptied"
 

@@ -30,15 +30,15 @@ def archived(owner: Connection) -> int:
     lease = begin(owner)
     assert lease is not None
     is_archived(owner, lease)
-    owner.execute("select outbox.begin_archive(%s::date, %s, 'a')", (date_ago(12), lease))
-    owner.execute("select outbox.record_archive(%s::date, %s, 'a', 'hash', 3)", (date_ago(12), lease))
+    owner.execute("select outbox_internal.begin_archive(%s::date, %s, 'a')", (date_ago(12), lease))
+    owner.execute("select outbox_internal.record_archive(%s::date, %s, 'a', 'hash', 3)", (date_ago(12), lease))
     assert is_archived(owner, lease)
     return lease
 
 
 def is_archived(connection: Connection, lease: int) -> bool:
     """Check the old day, and return whether a verified archive has all of its events."""
-    return one(connection, "select archived from outbox.check_day(%s::date, %s)", date_ago(12), lease)
+    return one(connection, "select archived from outbox_internal.check_day(%s::date, %s)", date_ago(12), lease)
 
 
 def discard(connection: Connection, sink: str, row_id: int) -> None:
@@ -59,19 +59,19 @@ def test_a_rebase_is_recorded(owner: Connection) -> None:
 def test_an_archive_from_before_a_rebase_counts_for_nothing(owner: Connection, archived: int) -> None:
     emit_ago(owner, 12)
     owner.execute("select outbox.rebase()")
-    assert one(owner, f"select outbox.empty_day('{date_ago(12)}', {archived}, 3)") == "again"
+    assert one(owner, f"select outbox_internal.empty_day('{date_ago(12)}', {archived}, 3)") == "again"
     assert not is_archived(owner, archived)
-    assert one(owner, f"select outbox.empty_day('{date_ago(12)}', {archived}, 3)") == "archive"
+    assert one(owner, f"select outbox_internal.empty_day('{date_ago(12)}', {archived}, 3)") == "archive"
 
 
 def test_an_archive_that_is_written_during_a_rebase_is_not_recorded(owner: Connection) -> None:
     lease = begin(owner)
     assert lease is not None
     is_archived(owner, lease)
-    owner.execute("select outbox.begin_archive(%s::date, %s, 'a')", (date_ago(12), lease))
+    owner.execute("select outbox_internal.begin_archive(%s::date, %s, 'a')", (date_ago(12), lease))
     owner.execute("select outbox.rebase()")
     with pytest.raises(errors.ObjectNotInPrerequisiteState, match="no check"):
-        owner.execute("select outbox.record_archive(%s::date, %s, 'a', 'hash', 3)", (date_ago(12), lease))
+        owner.execute("select outbox_internal.record_archive(%s::date, %s, 'a', 'hash', 3)", (date_ago(12), lease))
 
 
 def test_ids_go_on_above_those_of_discarded_events(owner: Connection) -> None:
@@ -90,7 +90,7 @@ def test_relays_that_do_not_know_marks_are_refused_behind_a_seek(
         discard(owner, marked, 1)
     owner.execute(
         "select outbox.seek_sink('crm', 'beginning', seq, snapshot, next_xid, incarnation, generations, 't', 't')"
-        " from outbox.action_tick()"
+        " from outbox_internal.action_tick()"
     )
     assert one(owner, "select min_relay from outbox.meta") == needed
     migrate(owner.info.dsn + " password=" + owner.info.password)
@@ -120,17 +120,17 @@ def test_a_role_without_payloads_cannot_say_that_a_day_is_archived(database: Dat
             for call in ("begin_archive(%s::date, %s, 'a')", "record_archive(%s::date, %s, 'a', 'hash', 0)"):
                 with pytest.raises(errors.InsufficientPrivilege):
                     connection.execute(f"select outbox.{call}".encode(), (date_ago(12), lease))
-            assert one(connection, f"select outbox.empty_day('{date_ago(12)}', {lease}, 3)") == "archive"
+            assert one(connection, f"select outbox_internal.empty_day('{date_ago(12)}', {lease}, 3)") == "archive"
 
 
 def test_only_the_archive_that_was_begun_can_be_recorded(owner: Connection) -> None:
     lease = begin(owner)
     assert lease is not None
     is_archived(owner, lease)
-    record = "select outbox.record_archive(%s::date, %s, %s, 'hash', 3)"
+    record = "select outbox_internal.record_archive(%s::date, %s, %s, 'hash', 3)"
     with pytest.raises(errors.ObjectNotInPrerequisiteState, match="no archive b was begun"):
         owner.execute(record.encode(), (date_ago(12), lease, "b"))
-    owner.execute("select outbox.begin_archive(%s::date, %s, 'a')", (date_ago(12), lease))
+    owner.execute("select outbox_internal.begin_archive(%s::date, %s, 'a')", (date_ago(12), lease))
     with pytest.raises(errors.ObjectNotInPrerequisiteState, match="no archive b was begun"):
         owner.execute(record.encode(), (date_ago(12), lease, "b"))
     owner.execute(record.encode(), (date_ago(12), lease, "a"))
@@ -144,15 +144,15 @@ def test_a_lease_cannot_be_guessed(owner: Connection) -> None:
         leases.append(lease)
         for guess in (1, 2, leases[0] + 1, lease - 1, lease + 1):
             with pytest.raises(errors.ObjectNotInPrerequisiteState, match="was taken over"):
-                owner.execute("select outbox.renew_retention(%s)", (guess,))
-        owner.execute("select outbox.end_retention(%s)", (lease,))
+                owner.execute("select outbox_internal.renew_retention(%s)", (guess,))
+        owner.execute("select outbox_internal.end_retention(%s)", (lease,))
     assert len(set(leases)) == 5
     assert all(abs(lease - leases[0]) > 1000 for lease in leases[1:])
 
 
 @pytest.mark.parametrize("said", ["null", "0", "-5"])
 def test_the_audit_of_an_archived_day_counts_what_the_archive_has(owner: Connection, archived: int, said: str) -> None:
-    assert one(owner, f"select outbox.empty_day('{date_ago(12)}', {archived}, {said})") == "emptied"
+    assert one(owner, f"select outbox_internal.empty_day('{date_ago(12)}', {archived}, {said})") == "emptied"
     assert one(owner, "select count from outbox.audit where action = 'retention'") == 3
 
 
@@ -162,5 +162,5 @@ def test_a_day_is_checked_without_a_look_at_the_default_partition(owner: Connect
         before = one(owner, scans)
         assert is_archived(owner, archived)
         assert one(owner, scans) == before
-        owner.execute("select * from outbox.due_days()")
+        owner.execute("select * from outbox_internal.due_days()")
         assert one(owner, scans) > before

@@ -55,9 +55,9 @@ def wait_for(connection: Connection, hours: int) -> None:
 def test_a_policy_that_no_file_can_hold_is_refused(owner: Connection, wrong: object) -> None:
     relay_says(owner, None)
     with pytest.raises(errors.InvalidParameterValue, match="must be"):
-        owner.execute("select outbox.state_retention(id, %s) from outbox.relay", (json.dumps(wrong),))
-    assert one(owner, "select outbox.state_retention(id, %s) from outbox.relay", json.dumps(said(36_500)))
-    assert one(owner, "select outbox.state_retention(id, null) from outbox.relay")
+        owner.execute("select outbox_internal.state_retention(id, %s) from outbox.relay", (json.dumps(wrong),))
+    assert one(owner, "select outbox_internal.state_retention(id, %s) from outbox.relay", json.dumps(said(36_500)))
+    assert one(owner, "select outbox_internal.state_retention(id, null) from outbox.relay")
 
 
 def test_a_relay_cannot_lower_the_policy_at_once(database: Database, owner: Connection) -> None:
@@ -66,18 +66,21 @@ def test_a_relay_cannot_lower_the_policy_at_once(database: Database, owner: Conn
         relay_says(owner, None)
         with database.connect(user=relay, autocommit=True) as connection:
             for statement in (
-                "select * from outbox.begin_retention(gen_random_uuid(), 't', 60, true)",
+                "select * from outbox_internal.begin_retention(gen_random_uuid(), 't', 60, true)",
                 "update outbox.relay set retention = '{}'",
                 "insert into outbox.relay (id, name, version, sinks, retention)"
                 " values (gen_random_uuid(), 'r', '1', '{}', '{}')",
             ):
                 with pytest.raises(errors.InsufficientPrivilege):
                     connection.execute(statement.encode())
-            assert one(connection, "select lease from outbox.begin_retention(gen_random_uuid(), 't', 60)") is not None
+            assert (
+                one(connection, "select lease from outbox_internal.begin_retention(gen_random_uuid(), 't', 60)")
+                is not None
+            )
         owner.execute("update outbox.retention set owner = null")
         with database.connect(user=operate, autocommit=True) as connection:
             assert (
-                one(connection, "select lease from outbox.begin_retention(gen_random_uuid(), 't', 60, true)")
+                one(connection, "select lease from outbox_internal.begin_retention(gen_random_uuid(), 't', 60, true)")
                 is not None
             )
 
@@ -160,9 +163,11 @@ def test_a_time_without_relays_or_passes_does_not_count(owner: Connection, witho
 
 def test_an_actor_is_cut_to_the_bytes_that_the_audit_takes(owner: Connection) -> None:
     actor = "ü" * 200 + "🙂" * 60
-    owner.execute("select outbox.begin_retention(gen_random_uuid(), %s, 60)", (actor,))
+    owner.execute("select outbox_internal.begin_retention(gen_random_uuid(), %s, 60)", (actor,))
     assert one(owner, "select actor from outbox.retention") == "ü" * 127
-    assert one(owner, "select outbox.record_action('x', null, null, 0, actor, null) from outbox.retention") == 1
+    assert (
+        one(owner, "select outbox_internal.record_action('x', null, null, 0, actor, null) from outbox.retention") == 1
+    )
 
 
 def test_the_audit_of_a_pause_keeps_its_whole_reason(owner: Connection) -> None:

@@ -112,7 +112,7 @@ async def test_what_keeps_a_day_is_logged_once(database: Database, owner: Connec
 
             await auntil(passed, seconds=SECONDS, what="a dozen passes")
             assert blocked() == [date_ago(12), date_ago(11)]
-            owner.execute("select outbox.remove_sink('crm')")
+            owner.execute("select outbox_internal.remove_sink('crm')")
             await gone(owner, 12, 11)
         assert blocked() == [date_ago(12), date_ago(11)]
 

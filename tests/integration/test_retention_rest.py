@@ -48,7 +48,7 @@ def test_old_events_of_the_default_partition_go_and_newer_ones_stay(database: Da
     keep(owner, 5)
     register(owner, "crm", "beginning")
     assert set(retention(database, "run", "--json").json["kept"]) == {"default"}
-    owner.execute("select outbox.remove_sink('crm')")
+    owner.execute("select outbox_internal.remove_sink('crm')")
     assert retention(database, "run", "--json").json["emptied"] == ["default"]
     assert events_of(owner, "event_default") == 3
     recorded = owner.execute("select count from outbox.audit where action = 'retention' order by id").fetchall()
@@ -63,9 +63,9 @@ def test_an_empty_partition_is_removed_and_one_with_an_event_is_not(database: Da
     assert retention(database, "run", "--json").json["done"] == 2
     assert one(owner, "select to_regclass(%s)::text", f"outbox.{table_ago(12)}") is None
     emit_ago(owner, 11)
-    [(again,)] = owner.execute("select day from outbox.due_days()").fetchall()
+    [(again,)] = owner.execute("select day from outbox_internal.due_days()").fetchall()
     assert again == date_ago(11)
-    assert one(owner, f"select outbox.drop_day({begin(owner)})") is None
+    assert one(owner, f"select outbox_internal.drop_day({begin(owner)})") is None
     assert events_of(owner, table_ago(11)) == 1
     owner.execute("update outbox.retention set owner = null")
     retention(database, "run")
@@ -79,18 +79,18 @@ def test_a_partition_is_not_removed_while_an_emitter_is_open(database: Database,
     lease = begin(owner)
     with database.connect() as app:
         app.execute("select outbox.emit('a', '1')")
-        assert one(owner, f"select outbox.drop_day({lease})") is None
-    assert str(one(owner, f"select outbox.drop_day({lease})")) == date_ago(12)
+        assert one(owner, f"select outbox_internal.drop_day({lease})") is None
+    assert str(one(owner, f"select outbox_internal.drop_day({lease})")) == date_ago(12)
 
 
 @pytest.mark.parametrize(("keep_days", "lengths"), [(0, {31}), (1, {1}), (31, {1}), (32, {2}), (90, {6}), (3650, {31})])
 def test_the_span_of_partitions_grows_with_the_retention(owner: Connection, keep_days: int, lengths: set[int]) -> None:
     keep(owner, keep_days)
-    before = one(owner, "select array_agg(part::text) from outbox.partitions()")
-    owner.execute("select outbox.make_partitions(30)")
-    owner.execute("select outbox.make_partitions(30)")
+    before = one(owner, "select array_agg(part::text) from outbox_internal.partitions()")
+    owner.execute("select outbox_internal.make_partitions(30)")
+    owner.execute("select outbox_internal.make_partitions(30)")
     spans = owner.execute(
-        "select p.day, (p.upto at time zone 'UTC')::date from outbox.partitions() p"
+        "select p.day, (p.upto at time zone 'UTC')::date from outbox_internal.partitions() p"
         " where p.part::text <> all (%s) order by 1",
         (before,),
     ).fetchall()
@@ -140,7 +140,9 @@ def dead_rows(owner: Connection, ids: list[int], days: int = 20) -> None:
 def discard_step(owner: Connection, most: int) -> tuple[Any, ...]:
     """Return the result of one step of a pass."""
     owner.execute("update outbox.retention set owner = null")
-    [found] = owner.execute(f"select * from outbox.discard_expired({begin(owner)}, {most})".encode()).fetchall()
+    [found] = owner.execute(
+        f"select * from outbox_internal.discard_expired({begin(owner)}, {most})".encode()
+    ).fetchall()
     return found
 
 
@@ -194,7 +196,7 @@ def test_marks_go_a_week_after_the_discard_once_their_events_have_left_the_log(o
     for row_id, age in zip(ids, (old, young, old, old), strict=True):
         owner.execute(MARK, ("crm", row_id, age))
     owner.execute(MARK, ("erp", ids[0], old))
-    trim = "select outbox.trim_discarded(1000)"
+    trim = "select outbox_internal.trim_discarded(1000)"
     assert one(owner, trim) == 0, "the log has every event"
     owner.execute("delete from outbox.event where id = any (%s)", (ids[1:],))
     assert one(owner, trim) == 0, "it has the first one, and ids are removed from the lowest on"
@@ -220,10 +222,10 @@ def test_marks_are_found_by_their_index_in_bounded_steps(owner: Connection) -> N
         "where schemaname = 'outbox' and relname = 'discarded'"
     )
     with owner.transaction():
-        assert one(owner, "select outbox.trim_discarded(100)") == 100
+        assert one(owner, "select outbox_internal.trim_discarded(100)") == 100
         assert one(owner, looked_at) <= 200
     assert one(owner, "select min(id) from outbox.discarded") == 101
-    assert one(owner, "select outbox.trim_discarded(0)") == 1, "at least one"
+    assert one(owner, "select outbox_internal.trim_discarded(0)") == 1, "at least one"
 
 
 def test_keep_dead_days_counts_from_the_death_and_not_from_the_parking(owner: Connection) -> None:
@@ -250,11 +252,11 @@ def test_each_step_through_the_default_partition_begins_behind_the_one_before(
     owner.execute("analyze outbox.event_default")
     keep(owner, 5)
     lease = begin(owner)
-    owner.execute(f"select outbox.check_day('-infinity', {lease})".encode())
+    owner.execute(f"select outbox_internal.check_day('-infinity', {lease})".encode())
     with database.connect() as reader:
         reader.isolation_level = IsolationLevel.REPEATABLE_READ
         reader.execute("select from outbox.meta")
-        pages = [pages_of(owner, f"select outbox.empty_day('-infinity', {lease}, 0)") for _ in range(10)]
+        pages = [pages_of(owner, f"select outbox_internal.empty_day('-infinity', {lease}, 0)") for _ in range(10)]
     assert max(pages[2:]) < pages[1] + 500, pages  # else 1,000 more with each step
     assert events_of(owner, "event_default") == 20_500
 
@@ -289,6 +291,8 @@ def test_who_may_do_what(database: Database, owner: Connection) -> None:
         assert retention(database, "run", "--dry-run", user=operate).code == 0
         assert retention(database, "run", "--json", user=operate).json["done"] == 1
         with database.connect(user=operate) as connection, pytest.raises(errors.InsufficientPrivilege):
-            connection.execute(f"select outbox.read_day('{date_ago(12)}', 1, 0, gen_random_uuid(), 1, 1)".encode())
+            connection.execute(
+                f"select outbox_internal.read_day_events('{date_ago(12)}', 1, 0, gen_random_uuid(), 1, 1)".encode()
+            )
         role = one(owner, "select role_name from outbox.audit where action = 'retention'")
         assert role == operate

@@ -95,8 +95,8 @@ def test_an_application_can_call_its_functions_and_no_other(database: Database, 
         "reschedule",
     }
     assert len(functions(database)) > 6
-    denied(database, app, "select outbox.uuid7()")
-    denied(database, app, "select outbox.make_partitions()")
+    denied(database, app, "select outbox_internal.uuid7()")
+    denied(database, app, "select outbox_internal.make_partitions()")
     denied(database, app, "select nextval('outbox.event_id_seq')")
     denied(database, app, "select last_value from outbox.event_id_seq")
     denied(database, app, "create table outbox.mine ()")
@@ -356,8 +356,8 @@ def test_every_function_belongs_to_the_kinds_that_grants_name(database: Database
 @pytest.mark.parametrize(
     "statement",
     [
-        "select * from outbox.tick()",
-        "select outbox.make_partitions(5)",
+        "select * from outbox_internal.tick()",
+        "select outbox_internal.make_partitions(5)",
         "select max(id) from outbox.event",
         "select last_value from outbox.event_id_seq",
         "select * from outbox.meta",

@@ -26,7 +26,7 @@ HOUR = timedelta(hours=1)
 SOON = "clock_timestamp() + interval '1 second'"
 ROWS = "select state, due_at = deliver_at, deliver_at - clock_timestamp() > '30 minutes' from outbox.delivery"
 MARKS = "select sink, reason, role_name from outbox.discarded order by sink"
-CHANGES = "select outbox.apply_scheduled_changes(500)"
+CHANGES = "select outbox_internal.apply_scheduled_changes(500)"
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ async def test_seeks_replays_and_new_sinks_leave_a_cancelled_event_out(database:
         await _delivered(sink, 1)
         await _delivered(late, 1)
         await _gone(database, harness)
-        passed = "select from outbox.backlog('s', null, 1000, 5.0) where events = 0"
+        passed = "select from outbox_internal.backlog('s', null, 1000, 5.0) where events = 0"
         await becomes(lambda: query(database, passed), "a replay may deliver them")
         number = start(database, since="PT1H")
         await ended(database, number)
@@ -222,11 +222,11 @@ async def test_changes_are_looked_at_twice_and_go_with_their_event(database: Dat
         query(database, "update outbox.scheduled_change set look_at = clock_timestamp() returning 1")
         assert call(database, CHANGES) == 1
         assert query(database, "select looks, look_at from outbox.scheduled_change") == [(2, None)]
-    assert call(database, "select outbox.trim_scheduled_changes(100)") == 0
+    assert call(database, "select outbox_internal.trim_scheduled_changes(100)") == 0
     query(database, "delete from outbox.event returning 1")
     query(database, "insert into outbox.event (uid, type, payload, content_type) values (%s, 't', '', 'x') returning 1",
           uuid4())  # fmt: skip
-    assert call(database, "select outbox.trim_scheduled_changes(100)") == 1
+    assert call(database, "select outbox_internal.trim_scheduled_changes(100)") == 1
 
 
 # -- in time, or too late -----------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ def test_a_change_locks_no_other_day_of_the_log(database: Database, conn: psycop
     query(
         database, "select outbox.emit('job', '1', uid => %s, deliver_at => clock_timestamp() + interval '1 hour')", own
     )
-    query(database, "select outbox.make_partitions(10)")
+    query(database, "select outbox_internal.make_partitions(10)")
     for uid in (first, own):
         assert outbox.cancel(conn, uid) is True
     found = conn.execute(
@@ -372,7 +372,7 @@ def test_only_the_role_that_emitted_an_event_may_change_it(database: Database) -
                 with pytest.raises(InvalidEvent, match='was emitted by role "changer_a", and this is role "changer_b"'):
                     outbox.cancel(other, uid)
                 with pytest.raises(errors.InsufficientPrivilege):
-                    other.execute("select outbox.change_scheduled(%s, null, 'x')", (uid,))
+                    other.execute("select outbox_internal.change_scheduled(%s, null, 'x')", (uid,))
             assert outbox.cancel(mine, uid) is True
     finally:
         with database.connect(autocommit=True) as owner:

@@ -24,7 +24,7 @@ MINUTE = timedelta(minutes=1)
 SWITCH, KILL, WHOLE = 0.05, 0.01, 0.75
 """Chance, at each statement, that another relay comes next, and that the relay is killed after it; that a round is one
 statement."""
-FIRE = "select outbox.fire_schedule('nightly', %s, %s, %s, array[%s]::timestamptz[])"
+FIRE = "select outcome from outbox_internal.fire_schedule_times('nightly', %s, %s, %s, array[%s]::timestamptz[])"
 NEXT = "select next_at, generation from outbox.schedule"
 
 
@@ -191,7 +191,7 @@ def test_a_clock_that_goes_back_between_look_and_call_loses_no_time(database: Da
     seen = minute_of(database)
     put(database, "nightly", seen)
     times = [seen + timedelta(seconds=1)] if missed == "one" else []
-    text = "select outbox.fire_schedule('nightly', %s, %s, %s, %s::timestamptz[])"
+    text = "select outcome from outbox_internal.fire_schedule_times('nightly', %s, %s, %s, %s::timestamptz[])"
     [(outcome,)] = query(database, text, seen, seen + 5 * MINUTE, generation, times)
     assert outcome in ("again", "early")
     assert emitted(database) == []

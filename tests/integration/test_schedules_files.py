@@ -156,7 +156,7 @@ async def test_a_relay_says_which_schedules_it_has(database: Database, store: St
     relay = part(store, schedule("a"), schedule("b"))
     lives(database, relay.relay)
     await relay.definitions.keep()
-    text = "select outbox.relays_with_schedule(%s)"
+    text = "select outbox_internal.relays_with_schedule(%s)"
     assert query(database, text, "b") == [(["web-1"],)]
     relay.schedules.use([schedule("a")])
     await relay.definitions.keep()
@@ -172,7 +172,7 @@ async def test_a_relay_whose_row_was_made_again_says_so_again(database: Database
     await relay.definitions.keep()
     lives(database, relay.relay)
     await relay.definitions.keep()
-    assert query(database, "select outbox.relays_with_schedule('nightly')") == [(["web-1"],)]
+    assert query(database, "select outbox_internal.relays_with_schedule('nightly')") == [(["web-1"],)]
 
 
 async def test_a_thousand_definitions_are_compared_with_those_of_many_relays(database: Database, store: Store) -> None:

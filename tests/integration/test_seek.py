@@ -22,7 +22,7 @@ from tests.support.wait import auntil
 
 SHORT_LEASE = 3.0
 KEYS = [f"k{n % 7}" for n in range(40)]
-BACKLOG = "select events from outbox.backlog('s', null, 1000, 5.0)"
+BACKLOG = "select events from outbox_internal.backlog('s', null, 1000, 5.0)"
 FOREIGN = "update outbox.event set xid = (xid::text::bigint + 1000000)::text::xid8"
 """Transaction numbers of another cluster, which this one has not given out."""
 AGE = "update outbox.event set created_at = created_at - interval '1 hour'"
@@ -187,7 +187,7 @@ def test_what_a_seek_skips_is_passed_and_what_it_reads_again_is_not(database: Da
     passed = query(
         database,
         "select e.id from outbox.event e join outbox.standing n on n.sink = 's' and n.shard = e.shard "
-        "where outbox.position_passed(e.id, e.xid, n.a_seq, n.a_snapshot, n.a_next, n.b_snapshot, n.last_id, 0) "
+        "where outbox_internal.position_passed(e.id, e.xid, n.a_seq, n.a_snapshot, n.a_next, n.b_snapshot, n.last_id, 0) "
         "order by 1",
     )
     assert [found for (found,) in passed] == ids_[:2]
@@ -287,7 +287,7 @@ def test_the_first_event_since_a_time_is_found_among_many(database: Database) ->
     )
     [found] = call(
         database,
-        """select outbox.first_id_since(t, 5) as found,
+        """select outbox_internal.first_id_since(t, 5) as found,
                   (select min(id) from outbox.event where created_at >= t) as wanted
              from (select now() - interval '4 hours' as t) x""",
     )

@@ -143,7 +143,7 @@ async def test_a_replay_that_waits_does_not_hold_up_a_stop_after_its_target_has_
     sink, clients = MemorySink(keeps_order=False), Clients(lambda: lambda _event, _attempt: DELIVERED)
     async with running(database.dsn, (limited(), sink), replay_client=clients) as harness:
         await auntil(lambda: _is(len(sink.delivered) == 20), seconds=20, what="all come")
-        await has(database, "select from outbox.backlog(%s, null, 1000, 5.0) where events = 0", "s")
+        await has(database, "select from outbox_internal.backlog(%s, null, 1000, 5.0) where events = 0", "s")
         take = harness.store.take_tokens
 
         async def fail(*_: Any) -> Any:
@@ -291,13 +291,13 @@ def a_sink_with(database: Database, rate: float) -> None:
 
 def take_in(connection: Connection) -> list[tuple[Any, ...]]:
     """Take tokens of the sink by its first name."""
-    return connection.execute("select taken, remaining from outbox.take_tokens('s', 100, 0)").fetchall()
+    return connection.execute("select taken, remaining from outbox_internal.take_tokens('s', 100, 0)").fetchall()
 
 
 def test_tokens_are_those_of_the_rate_after_the_lock(database: Database) -> None:
     """The fence: goes red when the rate is read before the lock on the row, and may have been lowered since."""
     a_sink_with(database, 1000.0)
-    query(database, "select * from outbox.take_tokens('s', 1, 0)")
+    query(database, "select * from outbox_internal.take_tokens('s', 1, 0)")
     with database.connect() as connection:
         connection.execute("update outbox.sink_limit set at = at - interval '1 hour'")
         with begun(database, take_in) as taken:
@@ -311,7 +311,7 @@ def test_a_renamed_sink_has_no_tokens_under_its_first_name(database: Database, k
     """The fence: goes red when the row is made again after the rename, for the name that a relay still uses."""
     a_sink_with(database, 1000.0)
     if known:
-        query(database, "select * from outbox.take_tokens('s', 1, 0)")
+        query(database, "select * from outbox_internal.take_tokens('s', 1, 0)")
     with database.connect() as connection:
         connection.execute("select outbox.rename_sink('s', 'crm', 'tester', null)")
         with begun(database, take_in) as taken:
@@ -328,7 +328,9 @@ def test_tokens_are_kept_for_half_a_second_and_clocks_that_go_back_cost_little(d
         )
 
         def take(wanted: int, unused: int = 0) -> tuple[Any, ...]:
-            [row] = connection.execute("select taken, remaining from outbox.take_tokens('s', %s, %s)", (wanted, unused))
+            [row] = connection.execute(
+                "select taken, remaining from outbox_internal.take_tokens('s', %s, %s)", (wanted, unused)
+            )
             return row
 
         assert take(5)[0] == 0
@@ -340,7 +342,7 @@ def test_tokens_are_kept_for_half_a_second_and_clocks_that_go_back_cost_little(d
         assert take(1)[0] == 0
         [(behind,)] = connection.execute("select clock_timestamp() - at < interval '1 minute' from outbox.sink_limit")
         assert behind
-        assert connection.execute("select * from outbox.take_tokens('other', 1, 0)").fetchall() == []
+        assert connection.execute("select * from outbox_internal.take_tokens('other', 1, 0)").fetchall() == []
 
 
 async def _is(fact: bool) -> bool:

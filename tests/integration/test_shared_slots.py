@@ -184,7 +184,9 @@ def tend(database: Database, relay: UUID, number: int, wanted: int, kept: int) -
         "with every as (update outbox.sink_slot set asked_at = clock_timestamp() + interval '9 seconds' returning 1)"
         " select count(*) from every",
     )
-    return query(database, "select * from outbox.tend_slots('s', %s, %s, %s, %s, 60)", relay, number, wanted, kept)
+    return query(
+        database, "select * from outbox_internal.tend_slots('s', %s, %s, %s, %s, 60)", relay, number, wanted, kept
+    )
 
 
 def a_sink_with(database: Database, total: int) -> None:
@@ -238,7 +240,8 @@ def test_relays_that_ask_at_the_same_time_never_have_more_than_all_slots(databas
         for number in range(60):
             kept = chance.randint(0, slots)
             [(slots, _)] = connections[place].execute(
-                "select * from outbox.tend_slots('s', %s, %s, %s, %s, 60)", (relay, number, chance.randint(0, 9), kept)
+                "select * from outbox_internal.tend_slots('s', %s, %s, %s, %s, 60)",
+                (relay, number, chance.randint(0, 9), kept),
             )
             assert slots >= kept
             [(total,)] = connections[place].execute(
@@ -256,7 +259,7 @@ def test_relays_that_ask_at_the_same_time_never_have_more_than_all_slots(databas
 def tend_in(connection: Connection) -> list[tuple[Any, ...]]:
     """Tend the slots of a second relay, by the first name of the sink."""
     return connection.execute(
-        "select slots from outbox.tend_slots('s', '00000000-0000-0000-0000-000000000002', 1, 9, 0, 60)"
+        "select slots from outbox_internal.tend_slots('s', '00000000-0000-0000-0000-000000000002', 1, 9, 0, 60)"
     ).fetchall()
 
 
@@ -295,7 +298,7 @@ def test_a_clock_that_is_set_back_keeps_no_slot_from_the_relays_that_wait(databa
 
     def ask(relay: UUID, kept: int) -> tuple[int, int]:
         [answer] = query(
-            database, "select * from outbox.tend_slots('s', %s, %s, 1, %s, 60)", relay, next(numbers), kept
+            database, "select * from outbox_internal.tend_slots('s', %s, %s, 1, %s, 60)", relay, next(numbers), kept
         )
         return answer
 

@@ -62,7 +62,7 @@ def test_a_removed_sink_is_not_registered_again_until_its_name_is_forgotten(data
 def test_a_sink_registered_after_all_were_removed_begins_now(database: Database) -> None:
     register(database, "s")
     remove(database, "s")
-    call(database, """select outbox.register_sinks('[{"name": "t", "patterns": ["*"]}]', 0, '3:3:', 3)""")
+    call(database, """select outbox_internal.register_sinks('[{"name": "t", "patterns": ["*"]}]', 0, '3:3:', 3)""")
     assert query(database, "select start from outbox.sink") == [("now",)]
 
 
@@ -175,7 +175,7 @@ async def test_a_sink_is_renamed_under_load_and_nothing_is_lost_or_out_of_order(
         await asyncio.to_thread(rename, database, "old", "new")
         wanted += emit(database, keys)
         await delivered(sink, wanted, seconds=30)
-        await has(database, "select 1 from outbox.backlog('new', null, 1000, 5.0) where events = 0")
+        await has(database, "select 1 from outbox_internal.backlog('new', null, 1000, 5.0) where events = 0")
         assert harness.relays[0].spec.name == "new"
     assert in_order(sink.delivered)
     assert query(database, "select distinct sink from outbox.shard") == [("new",)]
@@ -288,10 +288,10 @@ async def test_rows_marks_and_positions_move_and_nothing_written_under_either_na
         assert query(database, "select sink from outbox.delivery union all select sink from outbox.discarded") == [
             ("new",), ("new",),
         ]  # fmt: skip
-        assert query(database, "select events from outbox.backlog('new', null, 1000, 5.0)") == [(19,)]
+        assert query(database, "select events from outbox_internal.backlog('new', null, 1000, 5.0)") == [(19,)]
         assert query(database, "select count(distinct owner) from outbox.shard") == [(1,)], "the owner keeps its leases"
         assert rename(database, "new", "old") == 1
-        assert query(database, "select events from outbox.backlog('old', null, 1000, 5.0)") == [(19,)]
+        assert query(database, "select events from outbox_internal.backlog('old', null, 1000, 5.0)") == [(19,)]
 
 
 def test_chains_of_renames_lead_to_the_newest_name_and_back(database: Database) -> None:
@@ -339,7 +339,7 @@ def test_a_name_that_is_taken_is_refused_and_one_of_a_removed_sink_is_not(databa
         "outbox.drop_sink('s', false, 1, 'x', null)",
         "outbox.rename_sink('s', 't', 'x', null)",
         "outbox.seek_sink('s', 'now', 0, '3:3:', 3, '', 0, 'x', null)",
-        "outbox.action_tick()",
+        "outbox_internal.action_tick()",
     ],
 )
 def test_a_transaction_that_would_not_see_new_rows_is_refused(database: Database, action: str, level: str) -> None:

@@ -16,7 +16,7 @@ from tests.support.relay_harness import running, spec
 from tests.support.wait import auntil, becomes
 
 SPREAD = 600.0
-CHANGES = "select outbox.apply_scheduled_changes(500)"
+CHANGES = "select outbox_internal.apply_scheduled_changes(500)"
 
 
 def emit(database: Database, events: int, after: str = "1 hour") -> tuple[list[UUID], datetime]:
@@ -110,7 +110,7 @@ def test_a_moved_row_is_claimed_when_it_is_due_in_its_sink(database: Database) -
     _row(database, uid)
     query(database, "update outbox.delivery set due_at = now() - interval '1 hour' returning 1")
     query(database, "select outbox.reschedule(%s, clock_timestamp())", uid)
-    claim = "select outbox.take_scheduled('s', array_agg(id)) from outbox.delivery"
+    claim = "select outbox_internal.take_scheduled('s', array_agg(id)) from outbox.delivery"
     assert query(database, claim) == [([],)]
     query(database, "update outbox.sink set spread_seconds = null returning 1")
     query(database, "update outbox.delivery set due_at = now() - interval '1 hour' returning 1")
@@ -135,9 +135,9 @@ def test_python_and_sql_agree(database: Database) -> None:
     for seconds in (SPREAD, 0.5, 86_400.0, 0.0001):
         query(database, "update outbox.sink set spread_seconds = %s returning 1", seconds)
         uids = [uuid4() for _ in range(20)]
-        found = query(database, "select u, outbox.spread_of('s', u) from unnest(%s::uuid[]) u", uids)
+        found = query(database, "select u, outbox_internal.spread_of('s', u) from unnest(%s::uuid[]) u", uids)
         assert dict(found) == {uid: timedelta(seconds=spread_of(str(uid), seconds)) for uid in uids}
-    assert query(database, "select outbox.spread_of('other', %s)", uids[0]) == [(timedelta(0),)]
+    assert query(database, "select outbox_internal.spread_of('other', %s)", uids[0]) == [(timedelta(0),)]
 
 
 def test_the_last_times_are_not_spread(database: Database) -> None:

@@ -26,7 +26,7 @@ LIMIT_MS = 1000
 EVENTS = 1100
 UNHURRIED = CircuitPolicy(open_after=10_000)
 SLOW_READS = """
-create or replace function outbox.delivery_fault(
+create or replace function outbox_internal.delivery_fault(
     payload bytea, key text, headers jsonb, deliver_at timestamptz, ceiling bigint
 ) returns text language plpgsql stable as $$
 begin

@@ -167,7 +167,7 @@ async def test_the_backlog_is_what_no_position_covers(books: Ledger, seed: int) 
 
 def upto(books: Ledger) -> dict[int, int]:
     """Shard → the id up to which the log is settled without a gap."""
-    return dict(books.query("select unnest(u.shards), u.upto_id from outbox.settled_upto('s') u"))
+    return dict(books.query("select unnest(u.shards), u.upto_id from outbox_internal.settled_upto('s') u"))
 
 
 def read_by_a_rebase(logged: list[tuple[int, int, int]], settled: dict[int, int]) -> set[int]:

@@ -89,7 +89,7 @@ async def test_a_replay_delivers_the_events_of_a_tenant_alone(database: Database
                 connection.execute("select outbox.emit('t', '1', key => 'k', tenant => %s)", (tenant,))
         events = query(database, "select id, uid::text from outbox.event order by id")
         await delivered(sink, [event_id for event_id, _ in events])
-        await has(database, "select from outbox.backlog('s', null, 1000, 5.0) where events = 0")
+        await has(database, "select from outbox_internal.backlog('s', null, 1000, 5.0) where events = 0")
         mine = [event_id for (event_id, _), tenant in zip(events, tenants, strict=True) if tenant == "acme"]
         assert preview(database, since="PT1H", tenant="acme")["matched"] == 2
         numbers = [
@@ -105,7 +105,9 @@ async def test_a_replay_delivers_the_events_of_a_tenant_alone(database: Database
     ]
     assert with_replays == mine
     waiting = start(database, since="PT1H", tenant="acme")
-    pending = query(database, "select uid::text from outbox.undelivered(%s) order by 1", [e for e, _ in events])
+    pending = query(
+        database, "select uid::text from outbox_internal.undelivered(%s) order by 1", [e for e, _ in events]
+    )
     assert pending == sorted((uid,) for event_id, uid in events if event_id in mine)
     shown = await asyncio.to_thread(inside, "replay", "show", str(waiting), "--dsn", database.dsn)
     assert "tenant acme" in shown.out

@@ -326,4 +326,4 @@ def test_a_tick_inside_a_transaction_with_an_xid_is_refused(database: Database) 
     with database.connect() as connection:
         connection.execute("select pg_current_xact_id()")
         with pytest.raises(psycopg.errors.RaiseException, match="transaction of its own"):
-            connection.execute("select * from outbox.tick()")
+            connection.execute("select * from outbox_internal.tick()")

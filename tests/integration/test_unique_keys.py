@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -25,16 +24,15 @@ from tests.support.lock_waits import begun
 from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import running, spec
 from tests.support.replays import Clients, start
-from tests.support.schemas import schema_up_to
 from tests.support.wait import auntil, becomes
 
 EMITTERS = 16
 LOOK = "update outbox.unique_key set look_at = clock_timestamp() returning 1"
-FINISH = "select outbox.finish_unique_keys(500)"
+FINISH = "select outbox_internal.finish_unique_keys(500)"
 REGISTER_OTHER = """
-select outbox.register_sinks('[{"name": "s", "patterns": ["*"], "start": "beginning"}]', t.seq, t.snapshot,
+select outbox_internal.register_sinks('[{"name": "s", "patterns": ["*"], "start": "beginning"}]', t.seq, t.snapshot,
                              t.next_xid)::text
-  from outbox.tick() t
+  from outbox_internal.tick() t
 """
 """Register a sink that no relay serves."""
 
@@ -220,16 +218,6 @@ async def test_the_asynchronous_functions_take_the_same(database: Database) -> N
     assert query(database, "select tenant, priority from outbox.event order by id") == [("acme", 5), ("b", None)]
 
 
-def test_an_emit_without_the_parameters_is_the_call_of_before(empty_database: Database, tmp_path: Path) -> None:
-    """Applications may be updated before the schema is. Goes red when every call names the parameters."""
-    migrate(empty_database.dsn, folder=schema_up_to(20, tmp_path / "schema"))
-    with empty_database.connect() as connection:
-        uids = [outbox.emit(connection, "job", 1, key="k"), *outbox.emit_many(connection, [Event("job", 2)])]
-    assert logged(empty_database) == uids
-    with empty_database.connect() as connection, pytest.raises(psycopg.errors.UndefinedFunction):
-        outbox.emit(connection, "job", 1, tenant="acme")
-
-
 # -- done ---------------------------------------------------------------------------------------------------------
 
 
@@ -307,7 +295,7 @@ async def test_a_cancelled_event_gives_its_key_back(database: Database) -> None:
     async with running(database.dsn, (spec("s"), MemorySink())):
         await becomes(lambda: query(database, "select from outbox.delivery"), "it is a row")
         query(database, "select outbox.cancel(%s)", uid)
-        query(database, "select outbox.apply_scheduled_changes(500)")
+        query(database, "select outbox_internal.apply_scheduled_changes(500)")
     assert query(database, "select from outbox.unique_key") == []
     assert emit(database) != uid
 
@@ -419,7 +407,7 @@ async def test_a_replay_keeps_no_key_in_use(database: Database) -> None:
     async with relay as harness:
         first = emit(database)
         await _delivered(sink, 1)
-        passed = "select from outbox.backlog('s', null, 1000, 5.0) where events = 0"
+        passed = "select from outbox_internal.backlog('s', null, 1000, 5.0) where events = 0"
         await becomes(lambda: query(database, passed), "a replay may deliver it")
         start(database, since="PT1H")
         await becomes(lambda: query(database, "select from outbox.delivery where sink like '~%%'"), "it is a row")
@@ -457,7 +445,7 @@ def test_the_key_of_a_scheduled_event_is_looked_at_once_an_hour(database: Databa
 def test_few_keys_are_looked_at_together(database: Database) -> None:
     with database.connect() as connection:
         outbox.emit_many(connection, [Event("job", n, unique_key=f"k{n}") for n in range(1200)])
-    query(database, "select outbox.finish_unique_keys(1000)")
+    query(database, "select outbox_internal.finish_unique_keys(1000)")
     assert query(database, "select count(*) from outbox.unique_key") == [(200,)]
 
 

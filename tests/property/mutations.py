@@ -29,8 +29,8 @@ OF_THE_TOOL = "hypothesis.errors."
 """Errors that say something of the drawn sequences, and nothing of the product."""
 """Text of pytest for a test that exceeded its time limit."""
 STANDING = "schema/0033_held_snapshots.sql"
-CLAIM = "outbox.claim_rows"
-SETTLE = "outbox.settle"
+CLAIM = "outbox_internal.claim_rows"
+SETTLE = "outbox_internal.settle"
 EARLIER = "outbox_relay/relay/earlier_outcomes.py"
 
 

@@ -156,7 +156,7 @@ async def test_transaction_that_rolls_back_leaves_nothing(database: Database, st
 def two_reads(database: Database, between: Callable[[], object]) -> Tick:
     """Take a tick by hand, and do something between its two reads."""
     with database.connect(autocommit=True) as connection:
-        # As outbox.tick() reads it: a sequence that has given out nothing yet is at 0.
+        # As outbox_internal.tick() reads it: a sequence that has given out nothing yet is at 0.
         seq = value(connection, "select coalesce(pg_sequence_last_value('outbox.event_id_seq'), 0)")
         between()
         snapshot, xmax = connection.execute(
@@ -170,7 +170,7 @@ def quiet(database: Database) -> Tick:
 
     def fact() -> Tick | None:
         with database.connect(autocommit=True) as connection:
-            row = connection.execute("select seq, snapshot::text, next_xid from outbox.tick()").fetchone()
+            row = connection.execute("select seq, snapshot::text, next_xid from outbox_internal.tick()").fetchone()
         assert row is not None
         tick = Tick(*row)
         return None if tick.has_pending else tick
@@ -210,14 +210,14 @@ def test_tick_is_never_ahead_of_the_ids_given_out(database: Database) -> None:
     A tick that reads the row is ahead once in some 200,000 here, so its text is looked at as well.
     """
     with database.connect() as connection:
-        source: str = value(connection, "select prosrc from pg_proc where oid = 'outbox.tick'::regproc")
+        source: str = value(connection, "select prosrc from pg_proc where oid = 'outbox_internal.tick'::regproc")
     source = re.sub("--.*", "", source)
     assert set(re.findall(r"\w*last_value", source)) == {"pg_sequence_last_value"}
     burst = "select count(nextval('outbox.event_id_seq')) from generate_series(1, 200000)"
     ticks = """
         do $$ declare taken bigint; begin
             for n in 1..20000 loop
-                taken := (select seq from outbox.tick());
+                taken := (select seq from outbox_internal.tick());
                 if taken > pg_sequence_last_value('outbox.event_id_seq') then
                     raise exception 'tick % is ahead', taken;
                 end if;
@@ -268,15 +268,17 @@ async def test_tick_refuses_a_transaction_that_has_an_xid(database: Database) ->
     with database.connect() as connection:
         xid(connection)
         with pytest.raises(psycopg.errors.RaiseException, match="transaction of its own"):
-            connection.execute("select outbox.tick()")
+            connection.execute("select outbox_internal.tick()")
 
 
 async def test_next_xid_is_read_once_per_transaction(database: Database, store: Store) -> None:
     """Why a tick is never sent in one transaction with another statement, nor pipelined with one: age() remembers."""
     with database.connect() as ticking, newest(database) as (_, _, _hidden):
-        ticking.execute("select outbox.tick()")
+        ticking.execute("select outbox_internal.tick()")
         with newest(database) as (late, event, hidden):
-            stale = Tick(*ticking.execute("select seq, snapshot::text, next_xid from outbox.tick()").fetchall()[0])
+            stale = Tick(
+                *ticking.execute("select seq, snapshot::text, next_xid from outbox_internal.tick()").fetchall()[0]
+            )
             fresh = (await store.tick()).tick
             assert hidden(stale)
             assert hidden(fresh)
@@ -313,7 +315,7 @@ async def test_id_taken_before_the_xid_would_be_lost(database: Database, store: 
         taken = id_without_xid(connection)
         follower = Follower(store, position=Position((await store.tick()).tick))
         connection.execute(
-            "insert into outbox.event (id, uid, type, payload, content_type) values (%s, outbox.uuid7(), 't', '', 't')",
+            "insert into outbox.event (id, uid, type, payload, content_type) values (%s, outbox_internal.uuid7(), 't', '', 't')",
             (taken,),
         )
     after = emit_and_commit(database)

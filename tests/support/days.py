@@ -63,9 +63,9 @@ def fill_days(connection: Connection, first: int, last: int, count: int = 3) -> 
 def register(connection: Connection, name: str, start: str) -> None:
     """Make a sink known that takes every event, from the beginning on or from now."""
     wanted = json.dumps([{"name": name, "patterns": ["*"], "start": start}])
-    tick = connection.execute("select seq, snapshot::text, next_xid from outbox.tick()").fetchone()
+    tick = connection.execute("select seq, snapshot::text, next_xid from outbox_internal.tick()").fetchone()
     assert tick is not None
-    connection.execute("select * from outbox.register_sinks(%s, %s, %s::pg_snapshot, %s)", (wanted, *tick))
+    connection.execute("select * from outbox_internal.register_sinks(%s, %s, %s::pg_snapshot, %s)", (wanted, *tick))
 
 
 def keep(connection: Connection, days: int, **others: Any) -> None:
@@ -96,7 +96,7 @@ def one(connection: Connection, statement: str, *parameters: Any) -> Any:
 
 def begin(connection: Connection, who: UUID | None = None) -> int | None:
     """Claim the lease of the retention."""
-    return one(connection, "select lease from outbox.begin_retention(%s, 'test', 60)", who or uuid4())
+    return one(connection, "select lease from outbox_internal.begin_retention(%s, 'test', 60)", who or uuid4())
 
 
 def relay_says(connection: Connection, said: dict[str, Any] | None, seen: str = "0 s") -> None:

@@ -83,7 +83,7 @@ def add_waiting(
     """Make a waiting row of sink `s` that is due, as a person or an older version may have left it."""
     query(
         database,
-        "select name from outbox.register_sinks("
+        "select name from outbox_internal.register_sinks("
         """'[{"name": "s", "patterns": ["*"], "start": "beginning"}]', 0, '3:3:', 3)""",
     )
     query(

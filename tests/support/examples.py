@@ -18,7 +18,7 @@ def register(database: Database, *names: str, pattern: str = "order.*") -> None:
     """Make sinks known that take what matches `pattern`, from the beginning on."""
     wanted = [{"name": name, "patterns": [pattern], "start": "beginning"} for name in names]
     with database.connect() as connection:
-        connection.execute("select * from outbox.register_sinks(%s, 0, '3:3:', 3)", (json.dumps(wanted),))
+        connection.execute("select * from outbox_internal.register_sinks(%s, 0, '3:3:', 3)", (json.dumps(wanted),))
 
 
 def answer(example: str, uid: str) -> Ended:

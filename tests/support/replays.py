@@ -71,7 +71,7 @@ def act(database: Database, action: str, replay: int) -> bool:
 
 def tend(database: Database) -> None:
     """Do a step of every replay."""
-    call(database, "select outbox.tend_replay(r.id) from outbox.replay r order by r.id")
+    call(database, "select outbox_internal.tend_replay(r.id) from outbox.replay r order by r.id")
 
 
 def show(database: Database, replay: int) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def schedule(name: str = "nightly", **values: Any) -> dict[str, Any]:
 
 def register(database: Database, *wanted: dict[str, Any]) -> dict[str, int]:
     """Register schedules, and return their generations."""
-    text = "select name, generation from outbox.register_schedules(%s)"
+    text = "select name, generation from outbox_internal.register_schedules(%s)"
     return dict(query(database, text, json.dumps(wanted)))
 
 
@@ -42,7 +42,7 @@ def put(database: Database, name: str, next_at: datetime) -> None:
 
 def fire(database: Database, name: str, seen: datetime, following: datetime, generation: int, *times: datetime) -> str:
     """Fire a schedule, and return the outcome."""
-    text = "select outbox.fire_schedule(%s, %s, %s, %s, %s::timestamptz[])"
+    text = "select outcome from outbox_internal.fire_schedule_times(%s, %s, %s, %s, %s::timestamptz[])"
     [(outcome,)] = query(database, text, name, seen, following, generation, list(times) or None)
     return outcome
 

@@ -13,7 +13,7 @@ from tests.support.database import Database
 def register(database: Database, name: str, *patterns: str, start: str = "beginning") -> int:
     """Return the generation under which a sink is registered; 0 if it is refused."""
     wanted = json.dumps([{"name": name, "patterns": patterns or ["*"], "start": start}])
-    [found] = call(database, "select generation from outbox.register_sinks(%s, 0, '3:3:', 3)", wanted)
+    [found] = call(database, "select generation from outbox_internal.register_sinks(%s, 0, '3:3:', 3)", wanted)
     return found["generation"]
 
 
@@ -41,7 +41,9 @@ def rename(database: Database, old: str | None, new: str | None) -> int:
 
 def take_tick(database: Database) -> dict[str, Any]:
     """Return a tick for an action."""
-    [tick] = call(database, "select seq, snapshot::text, next_xid, incarnation, generations from outbox.action_tick()")
+    [tick] = call(
+        database, "select seq, snapshot::text, next_xid, incarnation, generations from outbox_internal.action_tick()"
+    )
     return tick
 
 

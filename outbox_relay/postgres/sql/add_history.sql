@@ -1,2 +1,2 @@
 -- Adds rows to the present minute of the history.
-select outbox.add_history(%(minute)s::jsonb)
+select outbox_internal.add_history(%(minute)s::jsonb)

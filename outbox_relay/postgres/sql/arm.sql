@@ -1,2 +1,2 @@
 -- Mark the server unless it is marked: see the schema.
-select outbox.arm()
+select outbox_internal.arm()

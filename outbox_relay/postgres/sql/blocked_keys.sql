@@ -8,5 +8,5 @@ select b.key, min(b.shard)::smallint as shard
         select null, null
          where %(hold)s::boolean
            and exists (select from outbox.delivery d where d.sink = %(sink)s and d.ordered and d.state = 'dead')) b
- where outbox.only_at(%(server)s::text)
+ where outbox_internal.only_at(%(server)s::text)
  group by b.key

@@ -1,2 +1,2 @@
 -- The reasons that keep a day. Without a lease nothing is recorded.
-select * from outbox.check_day(%(day)s::date, %(lease)s::bigint)
+select * from outbox_internal.check_day(%(day)s::date, %(lease)s::bigint)

@@ -8,6 +8,6 @@ select c.id, c.shard, c.uid, c.type, c.key, c.payload, c.content_type, c.headers
             limit 1
        ) end as event_tenant,
        c.ordered, c.attempts, c.claims, c.tried, c.place, c.tenant
-  from outbox.claim_queued(%(sink)s::text, %(owner)s::uuid, %(lease)s::uuid, %(lease_for)s::double precision,
+  from outbox_internal.claim_queued(%(sink)s::text, %(owner)s::uuid, %(lease)s::uuid, %(lease_for)s::double precision,
                            %(rows)s::integer, %(bytes)s::bigint, %(most_payload)s::bigint, %(fair)s::boolean,
                            %(after_tenant)s::text) c

@@ -11,7 +11,7 @@ with free as materialized (  -- asked for once, whatever the plan
                      where k.name = %(sink)s and not k.paused and k.generation = %(generation)s::bigint
                        and (%(patterns)s::text[] is null or (k.patterns = %(patterns)s and k.claim = %(claim)s::text)))
             or exists (select from outbox.replay r join outbox.sink k on k.name = r.target
-                        where r.id = outbox.replay_of(%(sink)s) and r.state = 'running' and not k.paused
+                        where r.id = outbox_internal.replay_of(%(sink)s) and r.state = 'running' and not k.paused
                           and k.generation = %(generation)s::bigint))
      order by c.shard
      limit %(most)s::integer
@@ -21,7 +21,7 @@ update outbox.shard s
    set owner = %(owner)s::uuid,
        epoch = s.epoch + 1,
        lease_until = clock_timestamp() + %(lease)s::double precision * interval '1 second',
-       crashes = least(s.crashes::bigint + (s.owner is not null and not outbox.known_down(s.sink))::integer, 2147483647)
+       crashes = least(s.crashes::bigint + (s.owner is not null and not outbox_internal.known_down(s.sink))::integer, 2147483647)
   from free
  where s.sink = %(sink)s and s.shard = free.shard
 returning s.shard, s.epoch, s.crashes

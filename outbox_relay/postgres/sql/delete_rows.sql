@@ -13,7 +13,7 @@ with named as materialized (
     returning d.id, d.uid, d.last_attempt_at, d.ordered, d.key, r.number, r.outcome, r.age, r.milliseconds, r.status,
               r.error, r.detail
 ), recorded as materialized (
-    select outbox.record_attempts(
+    select outbox_internal.record_attempts(
                (select n.sink from named n), %(relay)s::text, array_agg(r.id), array_agg(r.uid), array_agg(r.number),
                array_agg(r.outcome), array_agg(r.age), array_agg(r.milliseconds), array_agg(r.status),
                array_agg(r.error), array_agg(r.detail)) as attempts
@@ -24,6 +24,6 @@ with named as materialized (
 select r.id, k.key is not null as followed
   from deleted r
   left join recorded on true  -- which records them
-  left join outbox.keys_with_rows(
+  left join outbox_internal.keys_with_rows(
                 (select n.sink from named n), (select array_agg(distinct o.key) from deleted o where o.ordered)) k
          on k.key = r.key and r.ordered

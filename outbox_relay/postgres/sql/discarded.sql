@@ -3,4 +3,4 @@
 select e.id
   from unnest(%(ids)s::bigint[], %(uids)s::uuid[]) e (id, uid)
  where (select m.uid from outbox.discarded m where m.sink = %(sink)s and m.id = e.id) = e.uid
-   and outbox.only_at(%(server)s::text)
+   and outbox_internal.only_at(%(server)s::text)

@@ -1,2 +1,2 @@
 -- Remove one empty partition that is past keep_days.
-select outbox.drop_day(%(lease)s::bigint)::text
+select outbox_internal.drop_day(%(lease)s::bigint)::text

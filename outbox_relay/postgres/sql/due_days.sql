@@ -1,2 +1,2 @@
 -- The days that are past keep_days and hold events.
-select day from outbox.due_days()
+select day from outbox_internal.due_days()

@@ -1,2 +1,2 @@
 -- Give the lease of the retention back.
-select outbox.end_retention(%(lease)s::bigint)
+select outbox_internal.end_retention(%(lease)s::bigint)

@@ -15,12 +15,12 @@ with rows as materialized (
 )
 select e.at, e.error, e.status, e.uid, e.type, e.state, e.attempts
   from (
-    select outbox.loadable_time(coalesce(r.last_attempt_at, r.since)) as at, r.last_error as error, r.last_status as status,
-           r.uid, r.type::text as type, outbox.delivery_state(r.state, r.ordered, r.deliver_at) as state, r.attempts
+    select outbox_internal.loadable_time(coalesce(r.last_attempt_at, r.since)) as at, r.last_error as error, r.last_status as status,
+           r.uid, r.type::text as type, outbox_internal.delivery_state(r.state, r.ordered, r.deliver_at) as state, r.attempts
       from rows r
      where r.last_error is not null
     union all
-    select outbox.loadable_time(k.last_error_at), k.last_error, null, null, null, null, null
+    select outbox_internal.loadable_time(k.last_error_at), k.last_error, null, null, null, null, null
       from outbox.sink k
      where k.name = %(sink)s::text and k.last_error is not null
   ) e

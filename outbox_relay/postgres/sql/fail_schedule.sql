@@ -1,2 +1,2 @@
 -- Record why this relay did not fire a schedule.
-select outbox.fail_schedule(%(name)s, %(generation)s::bigint, %(after)s::timestamptz, %(next)s::timestamptz, %(reason)s)
+select outbox_internal.fail_schedule(%(name)s, %(generation)s::bigint, %(after)s::timestamptz, %(next)s::timestamptz, %(reason)s)

@@ -1,2 +1,2 @@
 -- The state of every sink.
-select s.sink, s.patterns, s.paused, s.unowned, s.position_lag from outbox.figures_of_sinks() s
+select s.sink, s.patterns, s.paused, s.unowned, s.position_lag from outbox_internal.figures_of_sinks() s

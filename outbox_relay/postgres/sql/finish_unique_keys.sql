@@ -1,2 +1,2 @@
 -- Delete unique keys of events that are done; how many.
-select outbox.finish_unique_keys(%(most)s::integer)
+select outbox_internal.finish_unique_keys(%(most)s::integer)

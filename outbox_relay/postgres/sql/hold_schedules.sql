@@ -1,2 +1,2 @@
 -- Record which generations of schedules this relay knows, and return those that have another one.
-select name, generation, held from outbox.hold_schedules(%(relay)s::uuid, %(known)s::jsonb)
+select name, generation, held from outbox_internal.hold_schedules(%(relay)s::uuid, %(known)s::jsonb)

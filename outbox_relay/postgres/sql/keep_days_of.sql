@@ -1,2 +1,2 @@
 -- The live relays whose files decide keep_days.
-select outbox.keep_days_of() as relays
+select outbox_internal.keep_days_of() as relays

@@ -1,2 +1,2 @@
 -- Record why a pass left a day that nothing keeps.
-select outbox.leave_day(%(day)s::date, %(lease)s::bigint, %(reason)s::text)
+select outbox_internal.leave_day(%(day)s::date, %(lease)s::bigint, %(reason)s::text)

@@ -1,2 +1,2 @@
 -- Create the partitions of the log for the coming days.
-select outbox.make_partitions()
+select outbox_internal.make_partitions()

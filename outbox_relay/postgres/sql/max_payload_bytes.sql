@@ -1,2 +1,2 @@
 -- The largest payload of an event in bytes. The setting outbox.max_payload_bytes can only lower it.
-select outbox.payload_ceiling() as bytes
+select outbox_internal.payload_ceiling() as bytes

@@ -1,6 +1,6 @@
 -- Make rows of the next events of a window, and move the positions of their shards with them.
 select mine, upto, passed, parked, dead, due_in
-  from outbox.park_window(
+  from outbox_internal.park_window(
            %(sink)s::text, %(owner)s::uuid, %(shards)s::smallint[], %(epochs)s::bigint[], %(types)s::text[],
            %(a_seq)s::bigint, %(a_snapshot)s::pg_snapshot, %(a_next)s::bigint,
            %(b_seq)s::bigint, %(b_snapshot)s::pg_snapshot, %(b_next)s::bigint,

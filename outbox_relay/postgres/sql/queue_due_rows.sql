@@ -1,2 +1,2 @@
 -- Put rows whose time has come into the queues of their sinks; how many of them.
-select outbox.queue_due_rows(%(most)s::integer)
+select outbox_internal.queue_due_rows(%(most)s::integer)

@@ -1,2 +1,2 @@
 -- Register the schedules of a relay's file.
-select name, generation from outbox.register_schedules(%(wanted)s::jsonb)
+select name, generation from outbox_internal.register_schedules(%(wanted)s::jsonb)

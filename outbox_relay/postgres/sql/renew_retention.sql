@@ -1,2 +1,2 @@
 -- Renew the lease of the retention, or fail if another process has it.
-select outbox.renew_retention(%(lease)s::bigint)
+select outbox_internal.renew_retention(%(lease)s::bigint)

@@ -1,7 +1,7 @@
 -- One settlement of a replay: rows and positions behind their fence, then records of attempts, under the name of the target.
 -- False: the fence failed and no change was made.
 with settled as materialized (
-    select outbox.settle_replayed(
+    select outbox_internal.settle_replayed(
         %(replay)s::bigint, %(owner)s::uuid,
         %(shards)s::smallint[], %(epochs)s::bigint[], %(lasts)s::bigint[], %(seen)s::bigint,
         %(passed_ids)s::bigint[], %(passed_reasons)s::text[],
@@ -9,9 +9,9 @@ with settled as materialized (
         %(attempts)s::integer[], %(claims)s::integer[], %(leases)s::uuid[], %(lease_for)s::double precision[],
         %(errors)s::text[], %(statuses)s::integer[], %(last_attempts)s::text[],
         %(fence_shards)s::smallint[], %(fence_epochs)s::bigint[]) as mine
-     where outbox.only_at(%(server)s::text)
+     where outbox_internal.only_at(%(server)s::text)
 ), recorded as materialized (
-    select outbox.record_attempts(
+    select outbox_internal.record_attempts(
                '~' || %(replay)s::bigint, %(relay)s::text, %(record_ids)s::bigint[], %(record_uids)s::text[]::uuid[],
                %(record_numbers)s::integer[], %(record_outcomes)s::text[], %(record_ages)s::double precision[],
                %(record_milliseconds)s::double precision[], %(record_statuses)s::integer[], %(record_errors)s::text[],

@@ -1,7 +1,7 @@
 -- The state of the sinks and replays of this relay, and the number of their shards without an owner. A replay is paused
 -- with its target, is asked for probes with it, and has the target's generation.
 select k.name, k.generation, k.paused, k.circuit, k.in_flight_limit,
-       64 - outbox.leased_shards(k.name) as unowned,
+       64 - outbox_internal.leased_shards(k.name) as unowned,
        k.patterns,
        coalesce(k.last_error not like 'client: %%' and (k.last_error_mended_at < k.last_error_at) is not false, false)
            as last_error_open,
@@ -10,7 +10,7 @@ select k.name, k.generation, k.paused, k.circuit, k.in_flight_limit,
  where k.name = any (%(sinks)s::text[])
 union all
 select '~' || r.id, k.generation, k.paused or r.state <> 'running', 'closed', null,
-       64 - outbox.leased_shards('~' || r.id),
+       64 - outbox_internal.leased_shards('~' || r.id),
        k.patterns, false, k.probes, 'log', null, null, null, null
   from outbox.replay r
   join outbox.sink k on k.name = r.target

@@ -5,5 +5,5 @@ select k.key
  where (coalesce((select true from outbox.delivery d
                    where d.sink = %(sink)s and d.key = k.key and d.ordered and d.state <> 'dead'
                    order by d.id limit 1), false)
-        or (%(hold)s::boolean and outbox.first_dead(%(sink)s, k.key) is not null))
-   and outbox.only_at(%(server)s::text)
+        or (%(hold)s::boolean and outbox_internal.first_dead(%(sink)s, k.key) is not null))
+   and outbox_internal.only_at(%(server)s::text)

@@ -1,2 +1,2 @@
 -- Look after a replay, a step of each kind.
-select outbox.tend_replay(%(replay)s::bigint)
+select outbox_internal.tend_replay(%(replay)s::bigint)

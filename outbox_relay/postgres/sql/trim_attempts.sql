@@ -1,2 +1,2 @@
 -- Remove old recorded attempts, one step.
-select outbox.trim_attempts(%(lease)s::bigint) as removed
+select outbox_internal.trim_attempts(%(lease)s::bigint) as removed

@@ -1,2 +1,2 @@
 -- Removes old minutes of the history.
-select outbox.trim_history(%(most)s::integer)
+select outbox_internal.trim_history(%(most)s::integer)

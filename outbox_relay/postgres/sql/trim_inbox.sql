@@ -1,2 +1,2 @@
 -- Remove old marks of the inbox among the next ones.
-select * from outbox.trim_inbox(%(lease)s::bigint, %(most)s::integer)
+select * from outbox_internal.trim_inbox(%(lease)s::bigint, %(most)s::integer)

@@ -1,2 +1,2 @@
 -- Delete outranked rows among the `most` oldest rows of each sink in the ledger, and return their number.
-select outbox.trim_progress(%(most)s::integer) as removed
+select outbox_internal.trim_progress(%(most)s::integer) as removed

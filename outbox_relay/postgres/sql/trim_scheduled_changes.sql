@@ -1,2 +1,2 @@
 -- Delete changes of events that are gone; how many.
-select outbox.trim_scheduled_changes(%(most)s::integer)
+select outbox_internal.trim_scheduled_changes(%(most)s::integer)

@@ -1,2 +1,2 @@
 -- Remove old uids among the next ones.
-select * from outbox.trim_uids(%(lease)s::bigint, %(most)s::integer)
+select * from outbox_internal.trim_uids(%(lease)s::bigint, %(most)s::integer)

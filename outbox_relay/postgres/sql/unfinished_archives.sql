@@ -1,2 +1,2 @@
 -- The addresses of archives of a day whose objects can be removed.
-select outbox.unfinished_archives(%(day)s::date, %(lease)s::bigint)
+select outbox_internal.unfinished_archives(%(day)s::date, %(lease)s::bigint)

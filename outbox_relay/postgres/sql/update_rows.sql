@@ -26,7 +26,7 @@ with named as materialized (
      where d.sink = (select n.sink from named n) and d.id = any (%(ids)s::bigint[]) and d.id = r.id and d.lease = r.lease
     returning d.id, d.uid, r.number, r.outcome, r.age, r.milliseconds, r.attempt_status, r.attempt_error, r.detail
 ), recorded as materialized (
-    select outbox.record_attempts(
+    select outbox_internal.record_attempts(
                (select n.sink from named n), %(relay)s::text, array_agg(r.id), array_agg(r.uid), array_agg(r.number),
                array_agg(r.outcome), array_agg(r.age), array_agg(r.milliseconds), array_agg(r.attempt_status),
                array_agg(r.attempt_error), array_agg(r.detail)) as attempts

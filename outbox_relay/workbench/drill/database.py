@@ -19,7 +19,7 @@ from outbox_relay.workbench.shop.orders import CONNECT_SECONDS, CUSTOMERS, PLACE
 
 Connection = psycopg.Connection[TupleRow]
 
-SHARDS = "select name, outbox.shard_of(name, gen_random_uuid()) from customer"
+SHARDS = "select name, outbox_internal.shard_of(name, gen_random_uuid()) from customer"
 UNLOADABLE = """
 insert into outbox.event (uid, type, key, payload, content_type, deliver_at)
 select gen_random_uuid(), 'order.created', 'customer-' || n, convert_to('{}', 'UTF8'), 'application/json',

@@ -88,7 +88,9 @@ def claims(log: Path, after: int) -> list[tuple[float, float]]:
     with log.open("rb") as file:
         file.seek(after)
         text = file.read().decode(errors="replace")
-    return [(float(found[1]), float(found[2])) for found in _LINE.finditer(text) if "outbox.claim_rows" in found[0]]
+    return [
+        (float(found[1]), float(found[2])) for found in _LINE.finditer(text) if "outbox_internal.claim_rows" in found[0]
+    ]
 
 
 def _tenths(

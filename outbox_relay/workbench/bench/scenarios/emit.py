@@ -42,7 +42,7 @@ WITHOUT, INSERT, EMIT = "without", "with a plain INSERT", "with emit"
 MORE: Mapping[str, str] = {
     WITHOUT: "",
     INSERT: "insert into outbox.event (shard, uid, type, key, payload, content_type) values "
-    "(outbox.shard_of('k' || :k::int, null), gen_random_uuid(), "
+    "(outbox_internal.shard_of('k' || :k::int, null), gen_random_uuid(), "
     f"'{TYPE}', 'k' || :k::int, '\\x{PAYLOAD.encode().hex()}'::bytea, 'application/json');\n",
     EMIT: f"select outbox.emit('{TYPE}', '{PAYLOAD}', key => 'k' || :k::int);\n",
 }

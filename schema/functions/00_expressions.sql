@@ -1,0 +1,615 @@
+-- The largest payload in bytes that an event may have. Only the owner of the schema moves it: migrate --max-payload-bytes.
+create or replace function outbox_internal.payload_ceiling() returns integer
+language sql stable parallel safe
+set search_path = pg_catalog, pg_temp
+return (select m.max_payload_bytes from outbox.meta m);
+
+-- A UUIDv7 (RFC 9562, 5.7): milliseconds since 1970 in the first 48 bits, random bits after them. PostgreSQL has its
+-- own from 18 on, which costs a third of this one.
+create or replace function outbox_internal.uuid7() returns uuid
+language sql volatile parallel safe
+return encode(
+    set_bit(
+        set_bit(
+            overlay(
+                uuid_send(gen_random_uuid())
+                placing substring(int8send((extract(epoch from clock_timestamp()) * 1000)::bigint) from 3)
+                from 1 for 6
+            ),
+            52, 1
+        ),
+        53, 1
+    ),
+    'hex'
+)::uuid;
+do $$
+begin
+    if current_setting('server_version_num')::integer >= 180000 then
+        execute 'create or replace function outbox_internal.uuid7() returns uuid language sql volatile parallel safe return uuidv7()';
+    end if;
+end
+$$;
+
+-- The shard of an event: a hash of its key, or of its uid if it has none. Events keep the shard that they were emitted
+-- with. One expression, which takes the place of its call when a statement is planned.
+create or replace function outbox_internal.shard_of(key text, uid uuid) returns smallint
+language sql immutable parallel safe
+return (hashtextextended(coalesce(key collate "C", uid::text collate "C"), 0) & 63)::smallint;
+
+-- The role that emits: the session's, or the one that it took with SET ROLE, which needs a membership. A function of the
+-- application that is SECURITY DEFINER changes neither.
+create or replace function outbox_internal.emitter() returns text
+language sql stable
+return coalesce(nullif(current_setting('role'), 'none'), session_user::text);
+
+-- True if the caller's role may see payloads.
+create or replace function outbox_internal.sees_payloads() returns boolean
+language sql stable
+return has_column_privilege(outbox_internal.emitter(), 'outbox.delivery', 'payload', 'SELECT');
+
+-- Describe a text by its first wrong character: "a b" has " " at character 2. `wrong` is a regular expression that one
+-- wrong character matches. Characters that cannot be shown are written as code points.
+create or replace function outbox_internal.shown(value text, wrong text) returns text
+language sql immutable
+return (
+    select format(
+               '"%s" has %s at character %s',
+               regexp_replace(left(value, 60) collate "C", '[^\x20-\x7e]', '?', 'g'),
+               case when found.letter collate "C" ~ '^[\x20-\x7e]$' then '"' || found.letter || '"'
+                    else 'U+' || lpad(upper(to_hex(ascii(found.letter))), 4, '0') end,
+               found.place)
+      from (select c.letter, c.place
+              from regexp_split_to_table(value, '') with ordinality c (letter, place)
+             where c.letter collate "C" ~ wrong
+             order by c.place
+             limit 1) found
+);
+
+-- The details of an attempt, without the destination's answer for roles that may not see payloads: an answer may repeat
+-- what was sent.
+create or replace function outbox_internal.shown_detail(detail jsonb) returns jsonb
+language sql stable
+return case when detail ? 'answer' and not outbox_internal.sees_payloads() then detail - 'answer' else detail end;
+
+-- The fault of a header mapping, or null. Names are HTTP tokens (RFC 9110, 5.6.2).
+create or replace function outbox_internal.header_fault(headers jsonb) returns text
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+set standard_conforming_strings = on
+as $$
+declare
+    name text;
+    value jsonb;
+begin
+    if jsonb_typeof(headers) <> 'object' then
+        return format('headers must be a JSON object of strings, not %s', jsonb_typeof(headers));
+    end if;
+    if octet_length(headers::text) > 16384 then
+        return format('headers must have at most 16384 bytes as JSON; these have %s', octet_length(headers::text));
+    end if;
+    for name, value in select * from jsonb_each(headers) loop
+        if length(name) not between 1 and 255 then
+            return format('a header name must have 1 to 255 characters; this one has %s', length(name));
+        end if;
+        if name collate "C" ~ '[^A-Za-z0-9!#$%&''*+.^_`|~-]' then
+            return format('a header name must be a token of letters, digits and !#$%%&''*+-.^_`|~; %s',
+                          outbox_internal.shown(name, '[^A-Za-z0-9!#$%&''*+.^_`|~-]'));
+        end if;
+        if jsonb_typeof(value) <> 'string' then
+            return format('the value of header "%s" must be a string, not %s', name, jsonb_typeof(value));
+        end if;
+        if (value #>> '{}') ~ '[\x01-\x08\x0a-\x1f\x7f]' then
+            return format('the value of header "%s" must have no control character but a tab; it has U+%s at character %s',
+                          name,
+                          lpad(upper(to_hex(ascii(substring(value #>> '{}' from '[\x01-\x08\x0a-\x1f\x7f]')))), 4, '0'),
+                          length(substring(value #>> '{}' from '^[^\x01-\x08\x0a-\x1f\x7f]*')) + 1);
+        end if;
+    end loop;
+    return null;
+end
+$$;
+
+-- The number of a replay by its internal name; null for the name of a sink.
+create or replace function outbox_internal.replay_of(name text) returns bigint
+language sql immutable
+return case when name collate "C" ~ '^~[0-9]{1,18}$' then substr(name, 2)::bigint end;
+
+-- The sink to which events of a sink or a replay go.
+create or replace function outbox_internal.sink_of(name text) returns text
+language sql stable
+return coalesce((select r.target from outbox.replay r where r.id = outbox_internal.replay_of(name)), name);
+
+-- True if the position of a shard has passed an event of the log (see outbox_relay/domain/window.py): the event is
+-- visible in A, or it is visible in B and not after the last id done. Ids up to the floor belong to an older numbering,
+-- whose last window ends at B: of its ids up to A's sequence value only those that were running at A are left. The same
+-- holds of a position that a seek to a time has set: its A has a sequence value, and no transaction was running.
+create or replace function outbox_internal.position_passed(
+    event_id bigint, event_xid xid8, a_seq bigint, a_snapshot pg_snapshot, a_next bigint, b_snapshot pg_snapshot,
+    last_id bigint, floor bigint
+) returns boolean
+language sql stable
+return case
+    when b_snapshot::text = '9223372036854775807:9223372036854775807:' then
+        event_id <= last_id
+        or (event_id <= a_seq and (pg_visible_in_snapshot(event_xid, a_snapshot) or event_xid >= a_next::text::xid8))
+    else
+        pg_visible_in_snapshot(event_xid, a_snapshot)
+        or event_id <= least(floor, a_seq)
+        or coalesce(pg_visible_in_snapshot(event_xid, b_snapshot)
+                    and (event_id <= last_id or event_id <= a_seq and event_xid >= a_next::text::xid8), false)
+end;
+
+-- True if an event is in the log, and belongs to this tenant. One look into the index of the partition of its day: a subquery
+-- with a value cannot become a scan of the log.
+create or replace function outbox_internal.is_of_tenant(event_id bigint, event_shard smallint, emitted_at timestamptz, tenant text) returns boolean
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select coalesce((select e.tenant from outbox.event e
+                      where e.id = event_id and e.shard = event_shard and e.created_at = emitted_at limit 1) = tenant, false)
+$$;
+
+-- The kind of an error without a status, as outbox.delivery_summary groups them: its first 200 characters without what
+-- differs from event to event, which are uuids and numbers. Empty: there is no error.
+create or replace function outbox_internal.error_kind(error text) returns text
+language sql immutable
+return coalesce(
+    regexp_replace(
+        regexp_replace(left(error, 200) collate "C", '[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}', '…', 'gi'),
+        '[0-9]+', 'N', 'g'),
+    '');
+
+-- The state of a row in the words that people see.
+create or replace function outbox_internal.delivery_state(state text, ordered boolean, deliver_at timestamptz) returns text
+language sql stable
+return case when state = 'waiting' and not ordered and deliver_at > now() then 'scheduled' else state end;
+
+-- True if a row was in the queue, and in the state that it is in, at the time `as_of`. Times ahead of the clock are those of
+-- a clock that went back, as in outbox_internal.was_before. A row that is still to be delivered and has failed since is the one that
+-- was there, but it had not its present error, which counts `by_error`. Without `scheduled`, a row that was scheduled then
+-- was in another state.
+create or replace function outbox_internal.was_counted(
+    state text, ordered boolean, deliver_at timestamptz, since timestamptz, last_attempt_at timestamptz,
+    as_of timestamptz, by_error boolean, scheduled boolean
+) returns boolean
+language sql stable
+return (since < as_of or since > statement_timestamp())
+   and (last_attempt_at is null or last_attempt_at < as_of or last_attempt_at > statement_timestamp()
+        or (state <> 'dead' and not by_error))
+   and (scheduled or state <> 'waiting' or ordered or deliver_at is null or deliver_at <= as_of);
+
+-- True if an event is as most are, and so has no fault. What it is silent about, event_fault looks at.
+--
+-- One expression, which takes the place of its call when emit is planned: an emit runs in a transaction of the
+-- application. PostgreSQL makes every expression ready again in each transaction, at a price for each function in it,
+-- which for all of event_fault is as much as half of the INSERT.
+-- As in version 2. Reserved types are not usual.
+create or replace function outbox_internal.is_usual(
+    type text, payload bytea, key text, headers jsonb, deliver_at timestamptz, content_type text
+) returns boolean
+language sql stable
+return headers is null and deliver_at is null
+       and octet_length(type) <= 255 and not type ^@ 'outbox.' and type collate "C" ~ '^[\x21-\x29\x2b-\x7e]+$'
+       -- No ceiling is lower than a KiB, so most events need not ask for it.
+       and (octet_length(payload) <= 1024 or octet_length(payload) <= outbox_internal.payload_ceiling())
+       and coalesce(current_setting('outbox.max_payload_bytes', true), '') = ''
+       and (key is null or octet_length(key) <= 1024)
+       and content_type in ('application/json', 'application/octet-stream');
+
+-- True if an event was erased. Version 2 took events of this content type, which are like any others: they have a
+-- payload. One expression, which takes the place of its call when a statement is planned.
+create or replace function outbox_internal.is_erased(content_type text, payload bytea) returns boolean
+language sql immutable parallel safe
+return content_type = 'application/x-erased' and coalesce(octet_length(payload), 0) = 0;
+
+-- Why an event of the log cannot be delivered, or null, given the largest payload that can be; null is for who does not
+-- ask. One expression, which takes the place of its call when a statement is planned. The length of a payload or key is
+-- known without fetching it; that of headers as text is not.
+create or replace function outbox_internal.delivery_fault(
+    payload bytea, key text, headers jsonb, deliver_at timestamptz, ceiling bigint
+) returns text
+language sql stable parallel safe
+return case
+    when ceiling is null then null
+    when deliver_at < '0001-01-01 00:00:00+00' or deliver_at >= '9999-01-01 00:00:00+00' then
+        'deliver_at lies outside the years 1 to 9998'
+    when payload is null then 'payload is null'
+    when octet_length(payload) > ceiling then
+        'payload has ' || octet_length(payload)::text || ' bytes, more than the ceiling of ' || ceiling::text
+    when octet_length(key) > 1024 then 'key has ' || octet_length(key)::text || ' bytes, more than the limit of 1024'
+    when pg_column_size(headers) > 262144 then
+        'headers have ' || pg_column_size(headers)::text || ' bytes, more than the limit of 262144'
+end;
+
+-- The fault of an event, as a message, or null. `most` is the setting `outbox.max_payload_bytes` or null, which
+-- only lowers the ceiling; `outbox.event_index` is set by statements that emit many events, and says which was refused.
+--
+-- A regular expression with a bound such as {1,255} costs as much as the rest: lengths are compared. The caller's
+-- collation may be one that regular expressions refuse: they get their own.
+-- As in version 2, and the content type of erased events is refused: no function would read such an event.
+-- As in version 9, and reserved types are refused.
+create or replace function outbox_internal.event_fault(
+    type text, payload bytea, key text, headers jsonb, deliver_at timestamptz, content_type text, most text
+) returns text
+language sql stable
+return 'outbox.emit: ' || coalesce('event ' || nullif(current_setting('outbox.event_index', true), '') || ': ', '') || case
+    when type is null or length(type) not between 1 and 255 then
+        format('type must be 1 to 255 visible ASCII characters without space and "*"; this one has %s',
+               coalesce(length(type)::text || ' characters', 'no value'))
+    when type collate "C" ~ '[^\x21-\x29\x2b-\x7e]' then
+        format('type must be 1 to 255 visible ASCII characters without space and "*"; %s',
+               outbox_internal.shown(type, '[^\x21-\x29\x2b-\x7e]'))
+    when type ^@ 'outbox.' then
+        format('type %s is reserved: types that begin with "outbox." are the relay''s own', type)
+    when payload is null then
+        'payload must not be null'
+    when most is not null and (length(most) > 9 or most collate "C" ~ '[^0-9]') then
+        'the setting outbox.max_payload_bytes must be a number of bytes, below 1000000000'
+    when octet_length(payload) > outbox_internal.payload_ceiling() then
+        format('payload must have at most %s bytes (the ceiling: see outbox-relay migrate --max-payload-bytes); '
+               'this one has %s', outbox_internal.payload_ceiling(), octet_length(payload))
+    when octet_length(payload) > most::integer then
+        format('payload must have at most %s bytes (setting outbox.max_payload_bytes); this one has %s',
+               most, octet_length(payload))
+    when octet_length(key) > 1024 then
+        format('key must have at most 1024 bytes; this one has %s', octet_length(key))
+    when content_type is null or length(content_type) not between 1 and 255 then
+        format('content_type must be 1 to 255 printable ASCII characters; this one has %s',
+               coalesce(length(content_type)::text || ' characters', 'no value'))
+    when content_type collate "C" ~ '[^\x20-\x7e]' then
+        format('content_type must be 1 to 255 printable ASCII characters; %s',
+               outbox_internal.shown(content_type, '[^\x20-\x7e]'))
+    when lower(content_type) = 'application/x-erased' then
+        'content_type application/x-erased stands for erased events, and no other event has it'
+    when deliver_at not between '0001-01-01 00:00:00+00' and '9998-12-31 23:59:59.999999+00' then
+        format('deliver_at must be in the years 1 to 9998 (UTC); this one is %s', deliver_at)
+    when headers is not null then
+        outbox_internal.header_fault(headers)
+end;
+
+-- The fault of what a work queue needs, as a message, or null.
+create or replace function outbox_internal.queue_fault(tenant text, priority integer, unique_key text) returns text
+language sql stable
+return 'outbox.emit: ' || coalesce('event ' || nullif(current_setting('outbox.event_index', true), '') || ': ', '') || case
+    when octet_length(tenant) not between 1 and 255 then
+        format('tenant must have 1 to 255 bytes; this one has %s', octet_length(tenant))
+    when priority not between -32768 and 32767 then
+        format('priority must be a number from -32768 to 32767; this one is %s', priority)
+    when octet_length(unique_key) not between 1 and 255 then
+        format('unique_key must have 1 to 255 bytes; this one has %s', octet_length(unique_key))
+end;
+
+-- The class of the error of a dead row: the code of its last attempt, its status, or `refused`. It has no text of a
+-- destination.
+create or replace function outbox_internal.error_class(last_attempt jsonb, last_status integer) returns text
+language sql immutable
+return coalesce(substring(last_attempt ->> 'code' from '^[A-Za-z0-9_]{1,60}$'),
+                'status ' || last_status, 'refused');
+
+-- True if a row was there when the action began, and has not failed since: what is retried and dies again is left.
+-- Times ahead of the clock are those of a clock that went back. A discard follows a row through its attempts.
+create or replace function outbox_internal.was_before(d outbox.delivery, began timestamptz, discards boolean) returns boolean
+language sql volatile
+return (d.since < began or d.since > clock_timestamp())
+   and (d.last_attempt_at is null or d.last_attempt_at < began or d.last_attempt_at > clock_timestamp()
+        or (discards and d.state <> 'dead'));
+
+-- True if a row has been dead since before a time. Rows that died under version 2 may have an old `since`.
+create or replace function outbox_internal.died_before(d outbox.delivery, cutoff timestamptz) returns boolean
+language sql volatile
+return d.state = 'dead' and (d.lease_until is null or d.lease_until <= clock_timestamp())
+   and greatest(d.since, d.last_attempt_at, case when d.due_at <= clock_timestamp() then d.due_at end) < cutoff;
+
+-- True if a row is a scheduled event that no sink has claimed.
+create or replace function outbox_internal.is_untouched(d outbox.delivery) returns boolean
+language sql immutable
+return d.deliver_at is not null and not d.ordered and d.state = 'waiting' and d.attempts = 0 and d.claims = 0
+       and d.lease is null and d.last_attempt_at is null;
+
+-- True if one of the patterns matches an event type: "*" is any number of characters, of types that are not reserved.
+create or replace function outbox_internal.type_matches(patterns text[], event_type text) returns boolean
+language sql immutable
+set search_path = pg_catalog, pg_temp
+set standard_conforming_strings = on
+as $$
+    select coalesce(bool_or(event_type collate "C"
+                            like replace(regexp_replace(p collate "C", '([\\%_])', '\\\1', 'g'), '*', '%')
+                            and (not event_type ^@ 'outbox.' or p ^@ 'outbox.')), false)
+      from unnest(patterns) p
+$$;
+
+-- True if a row is one that a filter means; those of replays, whose names begin with "~", are not. One expression,
+-- which takes the place of its call when a statement is planned.
+-- As in version 3, with the new fields. An error is searched for its kind only if it begins as the kind does. ASCII characters are searched for without the rules of a language, which take most
+-- of the time among a million long errors.
+-- As in version 22, with the tenant.
+create or replace function outbox_internal.is_meant(d outbox.delivery, f outbox.delivery_filter) returns boolean
+language sql stable
+return case when f.sink is null then d.sink < '~' else d.sink = f.sink end
+   and outbox_internal.delivery_state(d.state, d.ordered, d.deliver_at) = any (f.states)
+   and (f.type_like is null or d.type like f.type_like)
+   and (f.key is null or d.key = f.key)
+   and (f.status is null or d.last_status = f.status)
+   and (f.since is null or d.created_at >= f.since)
+   and (f.until is null or d.created_at < f.until)
+   and (f.uids is null or d.uid = any (f.uids))
+   and (f.as_of is null or outbox_internal.was_counted(d.state, d.ordered, d.deliver_at, d.since, d.last_attempt_at, f.as_of,
+                                              not (f.status is null and f.error is null and f.kind is null),
+                                              'scheduled' = any (f.states)))
+   and (f.error is null
+        or case when octet_length(f.error) = length(f.error) then strpos(lower(d.last_error collate "C"), f.error)
+                else strpos(lower(d.last_error), f.error) end > 0)
+   and (f.kind is null
+        or (d.last_status is null and starts_with(coalesce(d.last_error, ''), substring(f.kind from '^[^N…]*'))
+            and outbox_internal.error_kind(d.last_error) = f.kind))
+   and (f.tenant is null or outbox_internal.is_of_tenant(d.id, d.shard, d.created_at, f.tenant));
+
+-- Read a time that was given as `name`: ISO 8601 with its zone, or an age before `at` as ISO 8601 duration (PT7200S). An age
+-- that reaches back before the year 1 is the beginning of that year.
+create or replace function outbox_internal.as_time(name text, value jsonb, at timestamptz) returns timestamptz
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+set timezone = 'UTC'
+set standard_conforming_strings = on
+set datestyle = 'ISO, YMD'
+set intervalstyle = 'postgres'
+as $$
+declare
+    given constant text collate "C" := case when jsonb_typeof(value) = 'string' then value #>> '{}' end;
+    is_age constant boolean := given ~ '^P(?=.*[0-9])[0-9.YMWDTHS]{1,60}$';
+    found timestamptz;
+begin
+    begin
+        if is_age then
+            found := outbox_internal.loadable_time(at - given::interval);
+        elsif given ~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9:.]{1,60} ?(Z|[+-][0-9]{2}(:?[0-9]{2}){0,2})$' then
+            found := given::timestamptz;
+        end if;
+    exception
+        when datetime_field_overflow or interval_field_overflow then
+            found := case when is_age then outbox_internal.loadable_time('-infinity') end;
+        when data_exception then
+            null;  -- no such time
+    end;
+    if found is null or found <> outbox_internal.loadable_time(found) then
+        raise exception using errcode = 'invalid_parameter_value',
+            message = format('%s must be a time with its zone in the years 1 to 9998, such as 2026-11-23T08:00:00Z, or an age, '
+                             'such as PT7200S (in a command 2h): %s', name, coalesce(left(value::text, 60), 'null'));
+    end if;
+    return found;
+end
+$$;
+
+-- As outbox_internal.as_time, of a time that does not lie in the future.
+create or replace function outbox_internal.past_time(name text, value jsonb, at timestamptz) returns timestamptz
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+set timezone = 'UTC'
+set datestyle = 'ISO, YMD'
+as $$
+declare
+    found constant timestamptz := outbox_internal.as_time(name, value, at);
+begin
+    if found > at then
+        raise exception using errcode = 'invalid_parameter_value',
+            message = format('%s lies in the future: it is %s, and the database''s clock says %s', name, found, at);
+    end if;
+    return found;
+end
+$$;
+
+-- A time that every client can load: the nearest one in the years 1 to 9998.
+create or replace function outbox_internal.loadable_time(value timestamptz) returns timestamptz
+language sql immutable
+return case when value is not null then greatest(least(value, '9998-12-31 00:00:00+00'), '0001-01-02 00:00:00+00') end;
+
+-- True if the log may hold events that are past one of the numbers of days that `asked` lowers. Its first event counts.
+-- As in version 16, and true too if the inbox has a mark that is past a lower number of days for uids.
+create or replace function outbox_internal.is_past(asked jsonb, kept jsonb) returns boolean
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select coalesce((select e.created_at from outbox.event e order by e.id limit 1)
+                    < clock_timestamp() - make_interval(days => min(n.days)), false)
+           or exists (select from outbox.inbox i
+                       where i.handled_at < clock_timestamp() - make_interval(days => min(n.days) filter (where n.of_uids)))
+      from (
+        select (asked ->> f.name)::integer as days, f.name = 'keep_uids_days' as of_uids
+          from unnest('{keep_days, keep_uids_days, keep_dead_days, keep_attempts_days}'::text[]) f (name)
+         where outbox_internal.asks_less(jsonb_build_object(f.name, asked -> f.name), jsonb_build_object(f.name, kept -> f.name))
+      ) n
+$$;
+
+-- Seconds for people: at least 0, with milliseconds.
+create or replace function outbox_internal.in_seconds(duration interval) returns double precision
+language sql immutable
+return case when duration is not null then round(greatest(extract(epoch from duration), 0), 3)::double precision end;
+
+-- A number of rows or events that a caller wants to have counted; null: 10,000.
+create or replace function outbox_internal.bounded_count(most integer) returns integer
+language sql immutable
+return least(greatest(coalesce(most, 10000), 0), 100000);
+
+-- The seconds that a caller is ready to wait for a count; null: 5.
+create or replace function outbox_internal.bounded_seconds(seconds double precision) returns double precision
+language sql immutable
+return least(greatest(coalesce(seconds, 5), 0), 60);
+
+-- The larger one of two numbers of days; 0 means no limit.
+create or replace function outbox_internal.more_days(days integer, other integer) returns integer
+language sql immutable
+return case when days = 0 or other = 0 then 0 else greatest(days, other) end;
+
+-- The partition that begins at a day.
+create or replace function outbox_internal.part_of(day date) returns regclass
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select p.part from outbox_internal.partitions() p where p.day = part_of.day
+$$;
+
+-- The identifier of this cluster, with the owner's rights: some servers let no other role ask for it.
+create or replace function outbox_internal.home() returns bigint
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+return (select c.system_identifier from pg_control_system() c);
+
+-- Refuse while the log's transaction numbers are not this server's: see outbox_internal.tick.
+create or replace function outbox_internal.at_home() returns void
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if (select m.system_identifier from outbox.meta m)
+       is distinct from (select c.system_identifier from pg_control_system() c) then
+        raise exception 'the log comes from another cluster, as after a restore, a move or pg_upgrade: '
+            'stop every relay, then run outbox-relay rebase' using errcode = 'OR002';
+    end if;
+end
+$$;
+
+-- Duration of a lease, from 1 second to 10 minutes; null: a minute.
+create or replace function outbox_internal.lease_interval(seconds double precision) returns interval
+language sql immutable
+return least(greatest(coalesce(seconds, 60), 1), 600) * interval '1 second';
+
+-- Longest time since a live relay was seen, at most a day; null: 30 seconds.
+create or replace function outbox_internal.alive_interval(seconds double precision) returns interval
+language sql immutable
+return least(greatest(coalesce(seconds, 30), 0), 86400) * interval '1 second';
+
+-- The beginning of a text that has at most `most` bytes, cut between characters.
+create or replace function outbox_internal.short_text(said text, most_bytes integer) returns text
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    said := left(said, most_bytes);
+    while octet_length(said) > most_bytes loop
+        said := left(said, -1);
+    end loop;
+    return said;
+end
+$$;
+
+-- Raises the counter of the configuration and returns it. It is above every generation, also above one that was written
+-- by hand. A change holds its row until the end of the transaction, so two changes never see the same value.
+create or replace function outbox_internal.raise_config() returns bigint
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    raised bigint;
+begin
+    update outbox.meta m
+       set config = greatest(m.config, (select max(s.generation) from outbox.sink s)) + 1
+    returning m.config into raised;
+    return raised;
+end
+$$;
+
+-- True if an event is one that a replay means: the same condition for reading, counting and previews. One expression,
+-- which takes the place of its call when a statement is planned.
+-- As in version 8, without reserved types unless the sink has them.
+create or replace function outbox_internal.replay_means(
+    id bigint, xid xid8, shard smallint, type text, key text, content_type text, created_at timestamptz,
+    type_like text, routed text[], wanted_key text, since timestamptz, until timestamptz, floor bigint,
+    a_seqs bigint[], a_snapshots pg_snapshot[], a_nexts bigint[], b_snapshots pg_snapshot[], last_ids bigint[]
+) returns boolean
+language sql stable
+return (type_like is null or type like type_like)
+   and (routed is null or type like any (routed))
+   and (type not like 'outbox.%' or 'outbox.%' = any (routed))
+   and (wanted_key is null or key = wanted_key)
+   and (since is null or created_at >= since)
+   and (until is null or created_at < until)
+   and content_type <> 'application/x-erased'
+   and outbox_internal.position_passed(id, xid, a_seqs[shard + 1], a_snapshots[shard + 1], a_nexts[shard + 1], b_snapshots[shard + 1],
+                              last_ids[shard + 1], floor);
+
+-- The detail of a recorded attempt, with the replay that made it.
+create or replace function outbox_internal.attempt_detail(name text, detail jsonb) returns jsonb
+language sql immutable
+return case when outbox_internal.replay_of(name) is null then detail
+            else coalesce(detail, '{}') || jsonb_build_object('replay', outbox_internal.replay_of(name)) end;
+
+-- The identity of this server: it changes when it was restarted, failed over or recovered from the crash of a
+-- backend. Refused by a standby. Before version 15 what is counted of the WAL is read from a file that is written for
+-- every reader, so there it is left out. Its body takes the place of every call.
+create or replace function outbox_internal.incarnation() returns text
+language sql stable
+return concat_ws(
+    '/',
+    extract(epoch from pg_postmaster_start_time()),
+    left(pg_walfile_name(pg_current_wal_lsn()), 8),
+    case when current_setting('server_version_num')::integer >= 150000
+         then pg_sequence_last_value('outbox.server_mark') end
+);
+
+-- True if the destination of a sink is known to be down: then nothing is settled, whatever those who try it die of, and
+-- neither a shard's crashes nor a row's claims are counted. What is known is said again at least every minute.
+-- As in version 1; of a replay, whether the destination of its target is known to be down.
+create or replace function outbox_internal.known_down(sink_name text) returns boolean
+language sql stable
+return exists (
+    select from outbox.sink k
+     where k.name = outbox_internal.sink_of(sink_name) and k.circuit <> 'closed'
+       and k.last_error_at > clock_timestamp() - interval '90 seconds'
+);
+
+-- A value that is recorded without being shown: equal values have equal hashes in this database, and in no other.
+create or replace function outbox_internal.keyed_hash(value text) returns text
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select 'hash:' || left(encode(sha256(h.key || sha256(h.key || convert_to(value, 'UTF8'))), 'hex'), 32)
+      from outbox.hash_key h
+$$;
+
+-- Raise in a transaction that does not see what is committed before it has its locks.
+create or replace function outbox_internal.require_read_committed(called text) returns void
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception using errcode = 'invalid_transaction_state',
+            message = format('%s must see what is committed before it has its locks', called),
+            hint = 'Run it in a transaction that is READ COMMITTED.';
+    end if;
+end
+$$;
+
+-- Keep no statistics of columns of a table and its partitions: they hold values, also of rows that are gone, which an
+-- erasure could not reach (see version 9). ANALYZE collects none from now on, and those that there are go, by giving the
+-- column its own type: PostgreSQL refuses that while a view or the like depends on the column, and would build an index on
+-- it again, so no column has one.
+create or replace function outbox_internal.keep_no_statistics(of_table regclass, columns text[]) returns void
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    c record;
+begin
+    for c in
+        select a.attname as name, format_type(a.atttypid, a.atttypmod)
+               || case when a.attcollation <> 0 then ' collate ' || a.attcollation::regcollation::text else '' end as type
+          from pg_attribute a
+         where a.attrelid = of_table and a.attname = any (columns)
+    loop
+        execute format('alter table %s alter column %I set statistics 0', of_table, c.name);
+        continue when not exists (
+            select from pg_stats s
+             where s.schemaname = 'outbox' and s.attname = c.name
+               and format('%I.%I', s.schemaname, s.tablename)::regclass in (
+                    select of_table union all select i.inhrelid::regclass from pg_inherits i where i.inhparent = of_table));
+        begin
+            execute format('alter table %s alter column %I type %s', of_table, c.name, c.type);
+        exception when feature_not_supported then
+            raise notice 'statistics of column % of % are kept, because another object depends on it: they hold values',
+                c.name, of_table;
+        end;
+    end loop;
+end
+$$;
+

@@ -1,0 +1,713 @@
+-- The deliveries that a filter means, newest event first, without payload and headers: at most `most`, and of those before
+-- (`before_id`, `before_sink`) only. `since` is when a row died, or became a row. Of each sink, or of all rows where other
+-- states than dead are meant, no more than the newest million are looked at.
+-- As in version 3, except for the ways in which dead rows are found. Those of one sink, and the newest of each sink, are
+-- walked through in their own index: a sink that is equal to a name needs no order, so the primary key, which has the order
+-- of ids, took its place, and was read from end to end for each sink. Those of all sinks that more is asked of are walked
+-- through once, in the order of ids, which is about that of the table: no more than the newest million of all.
+-- As in version 22, with the tenant.
+create or replace function outbox.deliveries(
+    filter jsonb, most integer default 50, before_id bigint default null, before_sink text default null
+) returns table (
+    id bigint, uid uuid, sink text, type text, key text, state text, attempts integer, error text, status integer,
+    since timestamptz, due_at timestamptz, created_at timestamptz
+)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_custom_plan
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    most_looks constant integer := 1000000;
+    f outbox.delivery_filter := outbox_internal.read_filter(filter, clock_timestamp());
+    of_tenant constant text := f.tenant;
+    dead_alone constant boolean := f.states = '{dead}';
+    top constant bigint := coalesce(before_id, 9223372036854775807);
+    wanted constant integer := least(greatest(coalesce(most, 50), 0), 1000);
+    ids bigint[];
+    sinks text[];
+begin
+    f.tenant := null;  -- outbox_internal.is_meant would look for each row in a statement of its own, which takes ten times as long
+    if f.uids is null and dead_alone
+       and (f.sink is not null
+            or (f.type_like is null and f.key is null and f.error is null and f.kind is null and f.status is null
+                and f.since is null and f.until is null and f.as_of is null and of_tenant is null)) then
+        select array_agg(m.id), array_agg(m.sink) into ids, sinks
+          from (
+            select k.name as sink, l.id
+              from outbox.sink k
+             cross join lateral (
+                select r.id
+                  from (
+                    select d.id, outbox_internal.is_meant(d, f)
+                           and (of_tenant is null
+                                or (select e.tenant from outbox.event e
+                                     where e.id = d.id and e.shard = d.shard and e.created_at = d.created_at
+                                     limit 1) = of_tenant) as meant
+                      from outbox.delivery d
+                     where d.state = 'dead' and d.sink between k.name and k.name
+                       and d.id <= top and (d.id < top or d.sink < before_sink)
+                     order by d.sink desc, d.id desc
+                     limit most_looks
+                  ) r
+                 where r.meant
+                 limit wanted
+             ) l
+             where f.sink is null or k.name = f.sink
+             order by l.id desc, k.name desc
+             limit wanted
+          ) m;
+    else
+        select array_agg(m.id), array_agg(m.sink) into ids, sinks
+          from (
+            select r.id, r.sink
+              from (
+                select d.id, d.sink, outbox_internal.is_meant(d, f)
+                           and (of_tenant is null
+                                or (select e.tenant from outbox.event e
+                                     where e.id = d.id and e.shard = d.shard and e.created_at = d.created_at
+                                     limit 1) = of_tenant) as meant
+                  from outbox.delivery d
+                 where (not dead_alone or d.state = 'dead') and (f.uids is null or d.uid = any (f.uids))
+                   and d.id <= top and (d.id < top or d.sink < before_sink)
+                 order by d.id desc, d.sink desc
+                 limit most_looks
+              ) r
+             where r.meant
+             limit wanted
+          ) m;
+    end if;
+    return query
+    select d.id, d.uid, d.sink::text, d.type::text, d.key::text,
+           outbox_internal.delivery_state(d.state, d.ordered, d.deliver_at), d.attempts, d.last_error, d.last_status,
+           outbox_internal.loadable_time(case when d.state = 'dead' then greatest(d.last_attempt_at, d.since) else d.since end),
+           case when d.state <> 'dead' then outbox_internal.loadable_time(d.due_at) end, outbox_internal.loadable_time(d.created_at)
+      from unnest(ids, sinks) w (id, sink)
+      join outbox.delivery d on d.id = w.id and d.sink = w.sink
+     order by d.id desc, d.sink desc;
+end
+$$;
+
+-- The deliveries that a filter means by sink, type and kind of error, the largest groups first, at most 1,000 of the newest
+-- 100,000 deliveries among the newest million; `exact` is false where there are more of either. The kind of an error is its status, or its text without what
+-- differs from event to event: uuids and numbers. `example` is one of the errors. `first` and `last` are as `since` of
+-- outbox.deliveries.
+-- As in version 3. An error without any text counts as none, and the kind of an error is that of outbox_internal.error_kind. Only
+-- rows that are meant are sorted, and without a condition the newest are walked through.
+-- As in version 22, with the tenant.
+create or replace function outbox.delivery_summary(filter jsonb) returns table (
+    sink text, type text, state text, error text, status integer, example text, count bigint, first timestamptz,
+    last timestamptz, exact boolean
+)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_custom_plan
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    most constant integer := 100000;
+    most_groups constant integer := 1000;
+    most_looks constant integer := 1000000;
+    f outbox.delivery_filter := outbox_internal.read_filter(filter, clock_timestamp());
+    of_tenant constant text := f.tenant;
+    dead_alone constant boolean := f.states = '{dead}';
+    unfiltered constant boolean := dead_alone and f.uids is null and f.type_like is null and f.key is null
+        and f.error is null and f.kind is null and f.status is null and f.since is null and f.until is null and f.as_of is null
+        and of_tenant is null;
+    more boolean;
+    first_id bigint;
+begin
+    f.tenant := null;  -- outbox_internal.is_meant would look for each row in a statement of its own, which takes ten times as long
+    more := exists (
+        select from outbox.delivery d
+         where (not dead_alone or d.state = 'dead') and (f.sink is null or d.sink = f.sink)
+           and (f.uids is null or d.uid = any (f.uids))
+        offset most_looks
+    );
+    if more then
+        select min(l.id) into first_id
+          from (
+            select d.id from outbox.delivery d
+             where (not dead_alone or d.state = 'dead') and (f.sink is null or d.sink = f.sink)
+               and (f.uids is null or d.uid = any (f.uids))
+             order by d.id desc
+             limit most_looks
+          ) l;
+    end if;
+    return query
+    with newest as materialized (
+        select d.sink, d.type, outbox_internal.delivery_state(d.state, d.ordered, d.deliver_at) as state,
+               left(d.last_error, 200) as error, d.last_status as status,
+               case when d.state = 'dead' then greatest(d.last_attempt_at, d.since) else d.since end as at
+          from outbox.delivery d
+         where (not dead_alone or d.state = 'dead') and (f.sink is null or d.sink = f.sink)
+           and (f.uids is null or d.uid = any (f.uids))
+           and (first_id is null or d.id >= first_id)
+           and case when unfiltered then d.sink < '~' else outbox_internal.is_meant(d, f)
+                    and (of_tenant is null
+                         or (select e.tenant from outbox.event e
+                              where e.id = d.id and e.shard = d.shard and e.created_at = d.created_at limit 1) = of_tenant) end
+         order by d.id desc
+         limit most + 1
+    ),
+    grouped as (
+        select n.sink, n.type, n.state, n.status, n.error, count(*) as count, min(n.at) as first, max(n.at) as last
+          from newest n
+         group by n.sink, n.type, n.state, n.status, n.error
+    ),
+    classed as (
+        select g.*,
+               case when g.status is null then nullif(outbox_internal.error_kind(g.error), '') end as class
+          from grouped g
+    )
+    select c.sink::text, c.type::text, c.state, c.class, c.status, min(c.error), sum(c.count)::bigint,
+           outbox_internal.loadable_time(min(c.first)), outbox_internal.loadable_time(max(c.last)), (select count(*) from newest) <= most
+           and not more
+      from classed c
+     group by c.sink, c.type, c.state, c.class, c.status
+     order by sum(c.count) desc, c.sink, c.type, c.class, c.status
+     limit most_groups;
+end
+$$;
+
+-- Number of deliveries that a filter means: exact up to 10,000, and where no more than a million rows must be looked at.
+-- As in version 3, with the tenant.
+create or replace function outbox.count_deliveries(filter jsonb, out matched bigint, out exact boolean)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_custom_plan
+set jit = off
+as $$
+declare
+    most constant integer := 10000;
+    most_looks constant integer := 1000000;
+    f outbox.delivery_filter := outbox_internal.read_filter(filter, clock_timestamp());
+    of_tenant constant text := f.tenant;
+    dead_alone constant boolean := f.states = '{dead}';
+begin
+    f.tenant := null;  -- outbox_internal.is_meant would look for each row in a statement of its own, which takes ten times as long
+    select count(*) into matched
+      from (
+        select from (
+            select outbox_internal.is_meant(d, f)
+                           and (of_tenant is null
+                                or (select e.tenant from outbox.event e
+                                     where e.id = d.id and e.shard = d.shard and e.created_at = d.created_at
+                                     limit 1) = of_tenant) as meant
+              from outbox.delivery d
+             where (not dead_alone or d.state = 'dead') and (f.sink is null or d.sink = f.sink)
+               and (f.uids is null or d.uid = any (f.uids))
+             limit most_looks
+        ) l
+         where l.meant
+         limit most + 1
+      ) r;
+    exact := matched <= most and not exists (
+        select from outbox.delivery d
+         where (not dead_alone or d.state = 'dead') and (f.sink is null or d.sink = f.sink)
+           and (f.uids is null or d.uid = any (f.uids))
+        offset most_looks
+    );
+    matched := least(matched, most);
+end
+$$;
+
+-- The number of events that a replay means, of ids in (after_id, upto_id], up to `most` and for about `most_seconds`;
+-- `upto` is how far it was counted.
+-- As in version 8, with the tenant.
+create or replace function outbox_internal.count_matches(
+    r outbox.replay, after_id bigint, most bigint, most_seconds double precision, out events bigint, out upto bigint
+)
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $$
+declare
+    step constant bigint := 50000;
+    until_time constant timestamptz := clock_timestamp() + most_seconds * interval '1 second';
+    shards constant smallint[] := outbox_internal.replay_shards(r.key);
+    high bigint;
+    found_now bigint;
+begin
+    events := 0;
+    upto := greatest(after_id, r.from_id);
+    if r.ids is not null then
+        select count(*) into events
+          from outbox.event e
+         where e.id = any (r.ids) and e.id > upto and e.id <= r.upto_id
+           and outbox_internal.replay_means(e.id, e.xid, e.shard, e.type, e.key, e.content_type, e.created_at, r.type_like, r.routed,
+                                   r.key, r.since, r.until, r.floor, r.a_seqs, r.a_snapshots, r.a_nexts,
+                                   r.b_snapshots, r.last_ids)
+           and (r.tenant is null or e.tenant = r.tenant);
+        upto := r.upto_id;
+    end if;
+    while upto < r.upto_id and events <= most loop
+        high := least(upto + step, r.upto_id);
+        select count(*) into found_now
+          from outbox.event e
+         where e.id > upto and e.id <= high and e.shard = any (shards)
+           and outbox_internal.replay_means(e.id, e.xid, e.shard, e.type, e.key, e.content_type, e.created_at, r.type_like, r.routed,
+                                   r.key, r.since, r.until, r.floor, r.a_seqs, r.a_snapshots, r.a_nexts,
+                                   r.b_snapshots, r.last_ids)
+           and (r.tenant is null or e.tenant = r.tenant);
+        events := events + found_now;
+        upto := high;
+        exit when clock_timestamp() > until_time;
+    end loop;
+end
+$$;
+
+-- The next rows that an action looks at: at most `most`. Dead ones are looked at sink by sink, in the order of ids; where
+-- other states are meant, whatever rows come next in the order of ids; with uids, their rows alone. `next_id` and
+-- `next_sink` say where to go on, null behind the last row.
+create or replace function outbox_internal.next_deliveries(
+    f outbox.delivery_filter, uids uuid[], after_id bigint, after_sink text, most integer,
+    out ids bigint[], out sinks text[], out next_id bigint, out next_sink text
+)
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $$
+#variable_conflict use_variable
+begin
+    if uids is not null then
+        select array_agg(n.id), array_agg(n.sink) into ids, sinks
+          from (select d.id, d.sink from outbox.delivery d
+                 where d.uid = any (uids) and (d.id, d.sink) > (after_id, after_sink)
+                 order by d.id, d.sink limit most) n;
+    elsif f.states = '{dead}' and f.sink is not null then
+        select array_agg(n.id), array_agg(n.sink) into ids, sinks
+          from (select d.id, d.sink from outbox.delivery d
+                 where d.state = 'dead' and d.sink = f.sink and d.id > after_id
+                 order by d.id limit most) n;
+    elsif f.states = '{dead}' then
+        select array_agg(n.id), array_agg(n.sink) into ids, sinks
+          from (select d.id, d.sink from outbox.delivery d
+                 where d.state = 'dead' and (d.sink, d.id) > (after_sink, after_id)
+                 order by d.sink, d.id limit most) n;
+    else
+        select array_agg(n.id), array_agg(n.sink) into ids, sinks
+          from (select d.id, d.sink from outbox.delivery d
+                 where (d.id, d.sink) > (after_id, after_sink)
+                 order by d.id, d.sink limit most) n;
+    end if;
+    if cardinality(ids) = most then
+        next_id := ids[most];
+        next_sink := sinks[most];
+    end if;
+end
+$$;
+
+-- Read a filter: an object with any of sink, type (a pattern with "*"), key, error (a part of it, in any case), status,
+-- since and until (when the event was emitted: from, and before), uids and states. All that is given must hold. Times are
+-- those of outbox_internal.as_time, ages count from `at`. Without `states` dead ones are meant.
+-- As in version 3, and with two fields more. `kind` is that of an error without a status (see outbox_internal.error_kind). With
+-- `as_of`, ages count from this time, and rows that came, died or failed later are not meant: an action that gets it does
+-- not go beyond what was counted then.
+-- As in version 22, with one field more: `tenant`, of events that are still in the log.
+-- As in version 25. `until` must not lie in the future either: a mistyped year would select everything.
+create or replace function outbox_internal.read_filter(filter jsonb, at timestamptz) returns outbox.delivery_filter
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+set standard_conforming_strings = on
+as $$
+declare
+    names constant text[] := '{sink, type, key, tenant, error, kind, status, since, until, as_of, uids, states}';
+    words constant text[] := '{dead, waiting, held, scheduled}';
+    most_uids constant integer := 1000;
+    read outbox.delivery_filter;
+    name text;
+    value jsonb;
+    given text;
+    fault text;
+begin
+    if jsonb_typeof(filter) is distinct from 'object' then
+        raise exception using errcode = 'invalid_parameter_value',
+            message = format('a filter must be a JSON object, not %s', coalesce(jsonb_typeof(filter), 'null'));
+    end if;
+    if jsonb_typeof(filter -> 'as_of') = 'string' then
+        at := outbox_internal.past_time('as_of', filter -> 'as_of', at);
+        read.as_of := at;
+    end if;
+    for name, value in select * from jsonb_each(filter) loop
+        given := value #>> '{}';
+        fault := case
+            when name <> all (names) then
+                format('a filter has no field "%s"; it has: %s', left(name, 60), array_to_string(names, ', '))
+            when name in ('uids', 'states') and jsonb_typeof(value) <> 'array'
+                 or name in ('sink', 'type', 'key', 'tenant', 'error', 'kind', 'since', 'until', 'as_of')
+                    and jsonb_typeof(value) <> 'string'
+                 or name = 'status' and jsonb_typeof(value) <> 'number' then
+                format('%s of a filter must be %s, not %s', name,
+                       case name when 'status' then 'a number' when 'uids' then 'an array' when 'states' then 'an array'
+                                 else 'a string' end, jsonb_typeof(value))
+            when name = 'type' and (given = '' or given collate "C" ~ '[^\x21-\x7e]' or length(given) > 510) then
+                'type of a filter must be a pattern of visible ASCII characters, such as order.*'
+            when name = 'key' and octet_length(given) > 1024 then
+                'key of a filter must have at most 1024 bytes'
+            when name = 'tenant' and octet_length(given) not between 1 and 255 then
+                'tenant of a filter must have 1 to 255 bytes'
+            when name = 'error' and (given = '' or length(given) > 500) then
+                'error of a filter must have 1 to 500 characters'
+            when name = 'kind' and length(given) > 200 then
+                'kind of a filter must have at most 200 characters'
+            when name = 'status' and given collate "C" !~ '^-?[0-9]{1,9}$' then
+                'status of a filter must be an integer of at most 9 digits'
+            when name = 'uids' and jsonb_array_length(value) not between 1 and most_uids then
+                format('uids of a filter must be 1 to %s uids, not %s', most_uids, jsonb_array_length(value))
+            when name = 'states' and (jsonb_array_length(value) = 0
+                                      or exists (select from jsonb_array_elements(value) s (word)
+                                                  where s.word #>> '{}' is null or s.word #>> '{}' <> all (words))) then
+                format('states of a filter must be some of %s: %s', array_to_string(words, ', '), left(value::text, 60))
+            when name = 'uids' and exists (
+                    select from jsonb_array_elements(value) u (uid)
+                     where ((u.uid #>> '{}') collate "C" ~* '^[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}$') is not true) then
+                'uids of a filter must be UUIDs, as emit returns them'
+        end;
+        if fault is not null then
+            raise exception using errcode = 'invalid_parameter_value', message = fault;
+        end if;
+        case name
+            when 'sink' then read.sink := given;
+            when 'type' then
+                read.type_like := replace(
+                    replace(replace(replace(given, '\', '\\'), '%', '\%'), '_', '\_'), '*', '%');
+            when 'key' then read.key := given;
+            when 'tenant' then read.tenant := given;
+            when 'error' then read.error := lower(given);
+            when 'kind' then read.kind := given;
+            when 'status' then read.status := given::integer;
+            when 'since' then read.since := outbox_internal.past_time('since', value, at);
+            when 'until' then read.until := outbox_internal.past_time('until', value, at);
+            when 'as_of' then null;
+            when 'uids' then read.uids := array(select distinct jsonb_array_elements_text(value)::uuid);
+            else read.states := array(select distinct jsonb_array_elements_text(value));
+        end case;
+    end loop;
+    if read.since > read.until then
+        raise exception using errcode = 'invalid_parameter_value',
+            message = format('since (%s) is after until (%s)', read.since, read.until);
+    end if;
+    if read.sink is not null then
+        perform outbox_internal.require_sink(read.sink);
+    end if;
+    read.states := coalesce(read.states, '{dead}');
+    return read;
+end
+$$;
+
+-- A filter as it is recorded: the key is replaced by its hash, the uids by their number, the hashes of up to 100 of them and
+-- one hash of all.
+create or replace function outbox_internal.hashed_filter(filter jsonb) returns jsonb
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select case when filter is not null then coalesce(jsonb_object_agg(
+               f.name,
+               case when f.name = 'key' and jsonb_typeof(f.value) = 'string'
+                    then to_jsonb(outbox_internal.keyed_hash(f.value #>> '{}'))
+                    when f.name = 'uids' and jsonb_typeof(f.value) = 'array'
+                    then (select jsonb_build_object(
+                                     'count', count(*), 'all', outbox_internal.keyed_hash(string_agg(u.uid, ',' order by u.uid)),
+                                     'hashes', jsonb_agg(outbox_internal.keyed_hash(u.uid) order by u.uid) filter (where u.n <= 100))
+                            from (select d.uid, row_number() over (order by d.uid) as n
+                                    from (select distinct lower(jsonb_array_elements_text(f.value)) collate "C" as uid) d) u)
+                    else f.value end), '{}') end
+      from jsonb_each(case when jsonb_typeof(filter) = 'object' then filter end) f (name, value)
+$$;
+
+-- One step of a retry: deliveries that `filter` means, which may be dead and waiting ones, are due now, and their attempts
+-- begin again. At most `most` rows behind (`after_id`, `after_sink`) are looked at, and `most_done` of them retried;
+-- `next_id` and `next_sink` are where the next step continues, null behind the last one. The first step records the
+-- action and returns its number, which the others are given. It retries what was in its state when the first step
+-- began, so what dies again is not retried endlessly.
+--
+-- Rows of a key are retried in the order of ids, and claimed in it. Rows that are being delivered, and those that another
+-- session has locked, are left and counted as `under_way`. `unsettled` is for outbox.discard_deliveries, and 0.
+--
+-- Rows that are due count for `parked_max`, and later ones of their keys wait behind them. So a step retries nothing and
+-- says `is_full` while a sink of its rows has `most_due` that are due: they are to be delivered first. `due_mark` changes
+-- when some of these are.
+-- As in version 3, and a sink with claim = "rows" is never too full for it: due rows are its usual state.
+create or replace function outbox.retry_deliveries(
+    filter jsonb, after_id bigint default 0, after_sink text default '', most integer default 1000,
+    most_done integer default 1000, most_due integer default 1000, actor text default null,
+    reason text default null, inout audit_id bigint default null,
+    out done bigint, out under_way bigint, out unsettled bigint, out next_id bigint, out next_sink text, out is_full boolean,
+    out due_mark bigint
+)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set lock_timeout = '2s'
+set jit = off
+as $$
+declare
+    f outbox.delivery_filter;
+    began timestamptz;
+    looked_at bigint[];
+    sinks text[];
+    free_ids bigint[];
+    free_sinks text[];
+begin
+    audit_id := outbox_internal.record_action('dead retry', filter ->> 'sink', filter, 0, actor, reason, audit_id);
+    select a.at into began from outbox.audit a where a.id = audit_id;
+    f := outbox_internal.read_filter(filter, began);
+    if not f.states <@ '{dead, waiting}' then
+        raise exception using errcode = 'invalid_parameter_value',
+            message = format('dead and waiting deliveries can be retried, not %s ones: a held one follows the event before '
+                             'it, and a scheduled one is due at its time',
+                             (select string_agg(s, ' or ' order by s) from unnest(f.states) s
+                               where s not in ('dead', 'waiting')));
+    end if;
+    most := least(greatest(coalesce(most, 1000), 1), 1000);
+    most_done := least(greatest(coalesce(most_done, most), 1), most);
+    most_due := least(greatest(coalesce(most_due, 1000), 1), 10000);
+    select n.ids, n.sinks, n.next_id, n.next_sink into looked_at, sinks, next_id, next_sink
+      from outbox_internal.next_deliveries(f, f.uids, coalesce(after_id, 0), coalesce(after_sink, ''), most) n;
+    done := 0;
+    under_way := 0;
+    unsettled := 0;
+    select sum(r.mark) filter (where r.due >= most_due) into due_mark
+      from (select distinct s.sink from unnest(sinks) s (sink)
+             where not exists (select from outbox.sink q where q.name = s.sink and q.claim = 'rows')) k
+     cross join lateral (
+        select count(*) as due, sum(w.id % 1000003)::bigint as mark
+          from (
+            select d.id from outbox.delivery d
+             where d.sink = k.sink and d.state = 'waiting' and d.due_at <= now()
+             order by d.due_at, d.id
+             limit most_due
+          ) w
+     ) r;
+    is_full := due_mark is not null;
+    if is_full then
+        next_id := coalesce(after_id, 0);
+        next_sink := coalesce(after_sink, '');
+        return;
+    end if;
+    select array_agg(l.id), array_agg(l.sink) into free_ids, free_sinks
+      from (
+        select d.id, d.sink
+          from unnest(looked_at, sinks) with ordinality w (id, sink, place)
+          join outbox.delivery d on d.id = w.id and d.sink = w.sink
+         where outbox_internal.is_meant(d, f) and outbox_internal.was_before(d, began, false)
+           and (d.lease_until is null or d.lease_until <= clock_timestamp())
+         order by w.place
+         limit most_done
+           for update of d skip locked
+      ) l;
+    done := coalesce(cardinality(free_ids), 0);
+    if done = most_done then
+        next_id := free_ids[done];
+        next_sink := free_sinks[done];
+    end if;
+    -- Those that are left, up to where the next step begins.
+    select count(*) into under_way
+      from unnest(looked_at, sinks) with ordinality w (id, sink, place)
+      join outbox.delivery d on d.id = w.id and d.sink = w.sink
+     where outbox_internal.is_meant(d, f) and outbox_internal.was_before(d, began, false)
+       and (done < most_done
+            or w.place < (select p.place from unnest(looked_at, sinks) with ordinality p (id, sink, place)
+                           where p.id = next_id and p.sink = next_sink));
+    under_way := under_way - case when done < most_done then done else done - 1 end;
+    -- A waiting row whose lease lapsed may have ended the process that had it: its claims stay counted.
+    update outbox.delivery d
+       set state = 'waiting', due_at = clock_timestamp(), since = clock_timestamp(), attempts = 0,
+           claims = case when d.state = 'dead' or (d.owner is null and not d.suspect) then 0 else d.claims end,
+           lease = null, lease_until = null, owner = null,
+           last_error = null, last_status = null, last_attempt = null,
+           last_attempt_at = coalesce(d.last_attempt_at, d.since)  -- it was tried before: its delivery is recorded
+      from unnest(free_ids, free_sinks) w (id, sink)
+     where d.id = w.id and d.sink = w.sink;
+    perform outbox_internal.record_action('dead retry', filter ->> 'sink', filter, done, actor, reason, audit_id);
+end
+$$;
+
+-- One step of a discard, as outbox.retry_deliveries: deliveries that `filter` means, of any state, are deleted, and
+-- outbox.discarded says so. Later events of their keys go on. With `among`, no other uids than these are looked at.
+--
+-- Rows whose events would be read again (see outbox_internal.discard_rows) are left and counted as `unsettled`; `unsettled_uids` names
+-- them. The shards are locked before the positions are read. Relays cannot renew their leases meanwhile: call it in a
+-- transaction of its own. Tables are locked in the order in which outbox.rebase locks them.
+create or replace function outbox.discard_deliveries(
+    filter jsonb, after_id bigint default 0, after_sink text default '', most integer default 1000,
+    among uuid[] default null, actor text default null, reason text default null, inout audit_id bigint default null,
+    out done bigint, out under_way bigint, out unsettled bigint, out next_id bigint, out next_sink text,
+    out unsettled_uids uuid[]
+)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set lock_timeout = '2s'
+set jit = off
+as $$
+declare
+    f outbox.delivery_filter;
+    began timestamptz;
+    looked_at bigint[];
+    sinks text[];
+    free_ids bigint[];
+    free_sinks text[];
+begin
+    perform outbox_internal.end_when_idle();
+    perform outbox_internal.require_read_committed('outbox.discard_deliveries');
+    if coalesce(trim(reason), '') = '' then
+        raise exception using errcode = 'invalid_parameter_value', message = 'a discard needs a reason';
+    end if;
+    lock table outbox.event, outbox.sink, outbox.shard, outbox.progress in access share mode;
+    audit_id := outbox_internal.record_action('dead discard', filter ->> 'sink', filter, 0, actor, reason, audit_id);
+    select a.at into began from outbox.audit a where a.id = audit_id;
+    f := outbox_internal.read_filter(filter, began);
+    most := least(greatest(coalesce(most, 1000), 1), 1000);
+    select n.ids, n.sinks, n.next_id, n.next_sink into looked_at, sinks, next_id, next_sink
+      from outbox_internal.next_deliveries(f, coalesce(among, f.uids), coalesce(after_id, 0), coalesce(after_sink, ''), most) n;
+    perform outbox_internal.lock_shards_of(array_agg(d.id), array_agg(d.sink))
+       from unnest(looked_at, sinks) w (id, sink)
+       join outbox.delivery d on d.id = w.id and d.sink = w.sink
+      where outbox_internal.is_meant(d, f);
+    select array_agg(l.id), array_agg(l.sink) into free_ids, free_sinks
+      from (
+        select d.id, d.sink
+          from unnest(looked_at, sinks) w (id, sink)
+          join outbox.delivery d on d.id = w.id and d.sink = w.sink
+         where outbox_internal.is_meant(d, f) and outbox_internal.was_before(d, began, true)
+           and (d.lease_until is null or d.lease_until <= clock_timestamp())
+         order by d.sink, d.id
+           for update of d skip locked
+      ) l;
+    select r.done, r.unsettled, r.unsettled_uids into done, unsettled, unsettled_uids
+      from outbox_internal.discard_rows(free_ids, free_sinks, actor, reason) r;
+    select count(*) into under_way
+      from unnest(looked_at, sinks) w (id, sink)
+      join outbox.delivery d on d.id = w.id and d.sink = w.sink
+     where outbox_internal.is_meant(d, f) and outbox_internal.was_before(d, began, true);
+    under_way := under_way - unsettled;
+    perform outbox_internal.record_action('dead discard', filter ->> 'sink', filter, done, actor, reason, audit_id);
+end
+$$;
+
+-- Delete rows, with a mark for each under the id that the log has, and return how many. To be called with the rows and their
+-- shards locked. A row goes only when the position of its shard has passed its event, written under the shard's newest epoch,
+-- or when the log no longer has the event: else a session that begins at that position would read the event and deliver it.
+-- The others are `unsettled`.
+create or replace function outbox_internal.discard_rows(
+    ids bigint[], sinks text[], actor text, reason text,
+    out done bigint, out unsettled bigint, out unsettled_uids uuid[]
+)
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
+as $$
+#variable_conflict use_variable
+declare
+    numbering_floor constant bigint := (select m.floor from outbox.meta m);
+begin
+    with standing as materialized (
+        select n.* from outbox.standing n
+          join outbox.shard s on s.sink = n.sink and s.shard = n.shard and s.epoch = n.epoch
+         where n.sink = any (sinks)
+    ),
+    logged as materialized (
+        select d.sink, d.id, d.uid, e.id as log_id, e.xid, d.shard
+          from unnest(ids, sinks) w (id, sink)
+          join outbox.delivery d on d.id = w.id and d.sink = w.sink
+          left join lateral (
+            select l.id, l.xid from outbox.event l
+             where l.uid = d.uid and l.created_at = d.created_at
+             order by l.id + 0 desc limit 1  -- an expression: the index on the id is not for this
+          ) e on true
+    ),
+    judged as materialized (
+        select l.sink, l.id, l.uid, coalesce(l.log_id, l.id) as mark_id,
+               l.log_id is null or exists (
+                    select from standing n
+                     where n.sink = l.sink and n.shard = l.shard
+                       and outbox_internal.position_passed(l.log_id, l.xid, n.a_seq, n.a_snapshot, n.a_next, n.b_snapshot, n.last_id,
+                                                  numbering_floor)) as passed
+          from logged l
+    ),
+    gone as (
+        delete from outbox.delivery d using judged j where j.passed and d.id = j.id and d.sink = j.sink
+        returning d.sink, j.mark_id, d.uid
+    ),
+    marked as (
+        insert into outbox.discarded (sink, id, uid, actor, reason)
+        select g.sink, g.mark_id, g.uid, actor, reason from gone g
+            on conflict (sink, id) do update
+           set uid = excluded.uid, at = excluded.at, role_name = excluded.role_name, actor = excluded.actor,
+               reason = excluded.reason
+    )
+    select (select count(*) from gone), count(*) filter (where not j.passed), array_agg(j.uid) filter (where not j.passed)
+      into done, unsettled, unsettled_uids
+      from judged j;
+end
+$$;
+
+-- Record an action and return its number. With `audit_id`, count on one of this session's role instead, which must be the
+-- same action, begun at most a day ago: no row of the audit tells of something else than was done under it.
+create or replace function outbox_internal.record_action(
+    action text, sink text, filter jsonb, changed bigint, actor text, reason text, audit_id bigint default null
+) returns bigint
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_variable
+declare
+    recorded bigint;
+begin
+    if audit_id is not null then
+        update outbox.audit a set count = a.count + changed
+         where a.id = audit_id and a.action = action and a.role_name = outbox_internal.emitter() and a.login = session_user
+           and a.at > clock_timestamp() - interval '1 day' and a.actor is not distinct from actor
+           and a.sink is not distinct from sink and a.filter is not distinct from outbox_internal.hashed_filter(filter)
+           and a.reason is not distinct from reason
+        returning a.id into recorded;
+        if recorded is null then
+            raise exception using errcode = 'invalid_parameter_value',
+                message = format('audit_id %s is not the number of an action "%s" of today with this role, actor, filter and reason',
+                                 audit_id, action),
+                hint = 'Leave audit_id out to begin a new action.';
+        end if;
+        return recorded;
+    end if;
+    if octet_length(actor) > 255 or octet_length(reason) > 2000 then
+        raise exception using errcode = 'invalid_parameter_value',
+            message = format('%s must have at most %s bytes',
+                             case when octet_length(actor) > 255 then 'actor' else 'reason' end,
+                             case when octet_length(actor) > 255 then 255 else 2000 end);
+    end if;
+    insert into outbox.audit (actor, action, sink, filter, count, reason)
+    values (actor, action, sink, outbox_internal.hashed_filter(filter), changed, reason)
+    returning id into recorded;
+    return recorded;
+end
+$$;
+
+-- The subject of an erasure as a filter, of which the audit keeps hashes alone.
+create or replace function outbox_internal.filter_of_subject(key text, uid uuid) returns jsonb
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+    select case when key is not null then jsonb_build_object('key', key)
+                else jsonb_build_object('uids', jsonb_build_array(uid)) end
+$$;
+

@@ -1,0 +1,512 @@
+-- A tick. As in version 1, except that `generations` is the counter of the configuration, and that it is refused (OR002)
+-- where the transaction numbers of the log are not the server's: no relay of any version reads there before a rebase.
+create or replace function outbox_internal.tick(
+    out seq bigint, out snapshot pg_snapshot, out next_xid bigint, out incarnation text, out wal bigint,
+    out now timestamptz, out generations bigint
+)
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    xmax bigint;
+    home bigint;
+begin
+    if pg_current_xact_id_if_assigned() is not null then
+        raise exception 'outbox_internal.tick must be a transaction of its own';
+    end if;
+    -- Not `last_value` of the relation: nextval() stores a value 32 ahead there while it writes its WAL record, and a
+    -- query can see it. Ids up to a tick's sequence value that are given out after the tick would never be read.
+    seq := pg_sequence_last_value('outbox.event_id_seq');
+    if seq is null then
+        -- The function also returns null without the privilege (PostgreSQL 18), which this statement refuses.
+        perform from outbox.event_id_seq;
+        seq := 0;
+    end if;
+    snapshot := pg_current_snapshot();
+    xmax := pg_snapshot_xmax(snapshot)::text::bigint;
+    next_xid := xmax + (((3 + age('3'::xid)::bigint) - xmax) & 4294967295);
+    -- After the snapshot: who sees the old value has a tick from before the change, so no window of an older
+    -- configuration ends behind it and passes by events that only the newer one routes.
+    select m.config, m.system_identifier into generations, home from outbox.meta m;
+    if home is distinct from (select c.system_identifier from pg_control_system() c) then
+        raise exception 'the log comes from another cluster, as after a restore, a move or pg_upgrade: '
+            'stop every relay, then run outbox-relay rebase' using errcode = 'OR002';
+    end if;
+    wal := pg_current_wal_lsn() - '0/0'::pg_lsn;
+    now := clock_timestamp();
+    incarnation := outbox_internal.incarnation();
+    if not has_sequence_privilege('outbox.server_mark', 'select') then
+        -- The mark is missing from the incarnation (PostgreSQL 18), so that a crash of the server would not show.
+        perform from outbox.server_mark;
+    end if;
+end
+$$;
+
+-- As outbox.look in version 17, which relays of earlier versions call. The rest of a window is read by outbox_internal.read_small if
+-- `most_size` is not null.
+create or replace function outbox_internal.look_small(
+    a_seq bigint, a pg_snapshot, a_next bigint, floor_id bigint, shards smallint[], types text[],
+    most_ids bigint, most_rows integer, most_bytes bigint, most_payload bigint, most_size integer
+) returns table (
+    seq bigint, snapshot text, next_xid bigint, incarnation text, wal bigint, now timestamptz, generations bigint,
+    read boolean,
+    id bigint, shard smallint, uid text, type text, key text, payload bytea, content_type text, headers text,
+    deliver_at timestamptz, created_at timestamptz, fault text
+)
+language plpgsql volatile rows 100
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '500ms'
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    t record;
+    b pg_snapshot;
+    above bigint;
+    below bigint;
+    finished boolean := false;
+    rows_limit constant integer := greatest(most_rows, 1);
+    bytes_limit constant bigint := greatest(most_bytes, 1);
+    found_late bigint;
+begin
+    select * into t from outbox_internal.tick();
+    b := t.snapshot;
+    if a is not null then
+        above := pg_snapshot_xmax(a)::text::bigint;
+        below := least(a_next, pg_snapshot_xmax(b)::text::bigint);
+        finished := below > above and below - above > (
+            select count(*) from pg_snapshot_xip(b) x where x::text::bigint >= above and x::text::bigint < below
+        ) or exists (select from pg_snapshot_xip(a) x where pg_visible_in_snapshot(x, b));
+    end if;
+    read := coalesce((finished or t.seq <> a_seq) and t.seq::numeric - a_seq <= most_ids, false);
+    return query
+    select t.seq, t.snapshot::text, t.next_xid, t.incarnation, t.wal, t.now, t.generations, read,
+           null::bigint, null::smallint, null::text, null::text, null::text, null::bytea, null::text, null::text,
+           null::timestamptz, null::timestamptz, null::text;
+    if not read then
+        return;
+    end if;
+    if finished and floor_id < a_seq then
+        return query
+        select null::bigint, null::text, null::bigint, null::text, null::bigint, null::timestamptz, null::bigint, true,
+               l.*
+          from outbox_internal.read_late(
+            shards, types, a, a_next, b, floor_id, a_seq, rows_limit, bytes_limit, most_payload
+          ) l;
+        get diagnostics found_late = row_count;
+        if found_late >= rows_limit then
+            return;
+        end if;
+    end if;
+    if most_size is not null then
+        return query
+        select null::bigint, null::text, null::bigint, null::text, null::bigint, null::timestamptz, null::bigint, true,
+               s.*
+          from outbox_internal.read_small(
+            shards, types, a, b, a_seq, 9223372036854775807, rows_limit, most_size, most_payload
+          ) s;
+        return;
+    end if;
+    return query
+    select null::bigint, null::text, null::bigint, null::text, null::bigint, null::timestamptz, null::bigint, true, r.*
+      from outbox_internal.read_rest(
+        shards, types, a, b, a_seq, 9223372036854775807, rows_limit, bytes_limit, most_payload
+      ) r;
+end
+$$;
+
+-- The window from tick A to tick B, second part, as in version 1: ids above A's sequence value in id order, visible in B
+-- and not in A. Below that value it finds the latecomers, id by id: for those that lie close together.
+-- As in version 2, without erased events.
+-- As in version 9, without reserved types unless they are asked for.
+create or replace function outbox_internal.read_rest(
+    shards smallint[], types text[], a pg_snapshot, b pg_snapshot, after_id bigint, upto_id bigint,
+    most_rows integer, most_bytes bigint, most_payload bigint default null
+) returns table (
+    id bigint, shard smallint, uid text, type text, key text, payload bytea, content_type text, headers text,
+    deliver_at timestamptz, created_at timestamptz, fault text
+)
+language plpgsql stable rows 1000
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_sort = off
+set enable_incremental_sort = off
+set enable_bitmapscan = off
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    ceiling constant bigint := case when most_payload is not null then least(most_payload, outbox_internal.payload_ceiling()) end;
+    notices constant boolean := coalesce('outbox.%' = any (types), false);
+begin
+    return query
+    select w.id, w.shard, w.uid::text, w.type,
+           case when w.fault is null or octet_length(w.key) <= 1024 then w.key end,
+           case when w.fault is null then w.payload end, w.content_type, w.headers,
+           case when w.fault is null
+                  or (w.deliver_at >= '0001-01-01 00:00:00+00' and w.deliver_at < '9999-01-01 00:00:00+00')
+                then w.deliver_at end,
+           case when ceiling is null
+                  or (w.created_at >= '0001-01-01 00:00:00+00' and w.created_at < '9999-01-01 00:00:00+00')
+                then w.created_at
+                else least(greatest(w.created_at, '0001-01-01 00:00:00+00'), '9998-12-31 00:00:00+00') end,
+           w.fault
+      from (
+        select f.*, sum(case when f.fault is null then coalesce(octet_length(f.payload), 0) else 0 end
+                        + case when ceiling is null then 0
+                               else case when f.fault is null or octet_length(f.key) <= 1024
+                                         then coalesce(octet_length(f.key), 0) else 0 end
+                                    + coalesce(octet_length(f.headers), 0) end)
+                    over (order by f.id rows between unbounded preceding and 1 preceding) as before
+          from (
+            -- A level of its own (offset 0), so that only what is returned is looked at, and no partition's plan does it.
+            select e.id, e.shard, e.uid, e.type, e.key, e.payload, e.content_type, e.deliver_at, e.created_at,
+                   case when e.headers is null then null
+                        when ceiling is null or pg_column_size(e.headers) <= 262144 then e.headers::text end as headers,
+                   outbox_internal.delivery_fault(e.payload, e.key, e.headers, e.deliver_at, ceiling) as fault
+              from (
+                select l.id, l.shard, l.uid, l.type, l.key, l.payload, l.content_type, l.headers, l.deliver_at,
+                       l.created_at
+                  from outbox.event l
+                 where l.id > after_id and l.id <= upto_id and l.shard = any (shards)
+                   and (types is null or l.type like any (types)) and (notices or l.type not like 'outbox.%')
+                   and not outbox_internal.is_erased(l.content_type, l.payload)
+                   and pg_visible_in_snapshot(l.xid, b) and not pg_visible_in_snapshot(l.xid, a)
+                 order by l.id
+                 limit most_rows
+              ) e
+            order by e.id offset 0
+          ) f
+      ) w
+     where w.before < most_bytes or w.before is null;
+end
+$$;
+
+-- The window from tick A to tick B, first part: the latecomers, ids up to A's sequence value whose transactions were
+-- running at A and are visible in B. Transactions that still run at B are left out before the log is looked at, however
+-- many events they have by then.
+--
+-- Given `most_payload`, one call looks at about 5 * `most_rows` events at most, whatever the size of a transaction, and
+-- at eight times as many while none is of the given types: a sink that gets nothing of a large transaction soon is behind
+-- it. What it leaves is said by a last row with shard -1, whose id is the one up to which all was looked at; without it
+-- all was, unless `most_rows` or `most_bytes` ended the read. Such a row is no event.
+--
+-- Transactions in [xmax, a_next) of A are listed when there are few; else those that have events are found one after
+-- another by the index: most numbers of a long range are savepoints. Events that lie close together are read in id
+-- order, others by transaction.
+-- As in version 2, without erased events.
+-- As in version 9, without reserved types unless they are asked for.
+create or replace function outbox_internal.read_late(
+    shards smallint[], types text[], a pg_snapshot, a_next bigint, b pg_snapshot, after_id bigint, upto_id bigint,
+    most_rows integer, most_bytes bigint, most_payload bigint default null
+) returns table (
+    id bigint, shard smallint, uid text, type text, key text, payload bytea, content_type text, headers text,
+    deliver_at timestamptz, created_at timestamptz, fault text
+)
+language plpgsql stable rows 100
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_sort = off
+set max_parallel_workers_per_gather = 0
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    no_limit constant bigint := 9223372036854775807;
+    few constant integer := 32;
+    close_together constant integer := 25;
+    ceiling constant bigint := case when most_payload is not null then least(most_payload, outbox_internal.payload_ceiling()) end;
+    notices constant boolean := coalesce('outbox.%' = any (types), false);
+    above constant bigint := pg_snapshot_xmax(a)::text::bigint;
+    b_xmax constant bigint := pg_snapshot_xmax(b)::text::bigint;
+    below constant bigint := least(a_next, b_xmax);
+    most_looks constant bigint := 5 * most_rows::bigint;
+    late xid8[] := array(select x from pg_snapshot_xip(a) x where pg_visible_in_snapshot(x, b));
+    still bigint[];
+    each bigint;
+    looks bigint;
+    last_id bigint := upto_id;
+    from_id bigint := after_id;
+    steps constant integer := 8;
+    wanted boolean := true;
+begin
+    if below - above between 1 and few then
+        late := late || array(
+            select x::text::xid8 from generate_series(above, below - 1) x where pg_visible_in_snapshot(x::text::xid8, b)
+        );
+    elsif below > above then
+        still := array(
+            select x::text::bigint from pg_snapshot_xip(b) x where x::text::bigint between above and below - 1 order by 1
+        );
+        late := late || array(
+            select f.xid from unnest(above - 1 || still, still || below) g (low, high)
+             cross join lateral (
+                with recursive found (xid) as (
+                    select (select l.xid from outbox.event l
+                             where l.xid > g.low::text::xid8 and l.xid < g.high::text::xid8 order by l.xid limit 1)
+                    union all
+                    select (select l.xid from outbox.event l
+                             where l.xid > f.xid and l.xid < g.high::text::xid8 order by l.xid limit 1)
+                      from found f where f.xid is not null
+                )
+                select f.xid from found f where f.xid is not null
+             ) f
+        );
+    end if;
+    if cardinality(late) = 0 then
+        return;
+    end if;
+    if ceiling is not null then
+        select count(*), min(r.id) - 1, max(r.id) into looks, after_id, last_id
+          from (
+            select l.id from outbox.event l
+             where l.xid = any (late) and l.id + 0 > after_id and l.id + 0 <= upto_id
+             limit most_looks + 1
+          ) r;
+        if looks = 0 then
+            return;
+        end if;
+        if looks > most_looks then
+            -- The next ids of each transaction, up to where those of one end first: there are no others before.
+            each := greatest(most_looks / cardinality(late), 1);
+            for step in 1..steps loop
+                select min(f.first_id) - 1, coalesce(min(f.last_id), upto_id), coalesce(bool_or(f.wanted), false)
+                  into after_id, last_id, wanted
+                  from unnest(late) x (xid)
+                 cross join lateral (
+                    select min(i.id) as first_id, case when count(*) = each then max(i.id) end as last_id,
+                           bool_or(types is null or i.type like any (types)) as wanted
+                      from (
+                        select l.id, l.type from outbox.event l
+                         where l.xid = x.xid and l.id + 0 > from_id and l.id + 0 <= upto_id
+                         order by l.id + 0
+                         limit each
+                      ) i
+                 ) f;
+                exit when wanted or last_id >= upto_id;
+                from_id := last_id;
+            end loop;
+        end if;
+    end if;
+    if not wanted then
+        null;  -- only how far it got
+    elsif looks is not null and b_xmax < no_limit and last_id - after_id <= close_together * least(looks, most_looks) then
+        return query
+        select * from outbox_internal.read_rest(shards, types, a, b, after_id, last_id, most_rows, most_bytes, most_payload);
+    else
+    return query
+    select w.id, w.shard, w.uid::text, w.type,
+           case when w.fault is null or octet_length(w.key) <= 1024 then w.key end,
+           case when w.fault is null then w.payload end, w.content_type, w.headers,
+           case when w.fault is null
+                  or (w.deliver_at >= '0001-01-01 00:00:00+00' and w.deliver_at < '9999-01-01 00:00:00+00')
+                then w.deliver_at end,
+           case when ceiling is null
+                  or (w.created_at >= '0001-01-01 00:00:00+00' and w.created_at < '9999-01-01 00:00:00+00')
+                then w.created_at
+                else least(greatest(w.created_at, '0001-01-01 00:00:00+00'), '9998-12-31 00:00:00+00') end,
+           w.fault
+      from (
+        select f.*, sum(case when f.fault is null then coalesce(octet_length(f.payload), 0) else 0 end
+                        + case when ceiling is null then 0
+                               else case when f.fault is null or octet_length(f.key) <= 1024
+                                         then coalesce(octet_length(f.key), 0) else 0 end
+                                    + coalesce(octet_length(f.headers), 0) end)
+                    over (order by f.id rows between unbounded preceding and 1 preceding) as before
+          from (
+            -- A level of its own (offset 0), so that only what is returned is looked at, and no partition's plan does it.
+            select e.id, e.shard, e.uid, e.type, e.key, e.payload, e.content_type, e.deliver_at, e.created_at,
+                   case when e.headers is null then null
+                        when ceiling is null or pg_column_size(e.headers) <= 262144 then e.headers::text end as headers,
+                   outbox_internal.delivery_fault(e.payload, e.key, e.headers, e.deliver_at, ceiling) as fault
+              from (
+                select l.id, l.shard, l.uid, l.type, l.key, l.payload, l.content_type, l.headers, l.deliver_at,
+                       l.created_at
+                  from outbox.event l
+                 where l.xid = any (late) and l.id + 0 > after_id and l.id + 0 <= last_id
+                   and (l.shard + 0) = any (shards) and (types is null or l.type like any (types))
+                   and (notices or l.type not like 'outbox.%') and not outbox_internal.is_erased(l.content_type, l.payload)
+                 order by l.id + 0
+                 limit most_rows
+              ) e
+            order by e.id offset 0
+          ) f
+      ) w
+     where w.before < most_bytes or w.before is null
+     order by w.id;
+    end if;
+    if looks > most_looks and last_id < upto_id then
+        return query
+        select last_id, -1::smallint, ''::text, ''::text, null::text, null::bytea, ''::text, null::text,
+               null::timestamptz, '2000-01-01 00:00:00+00'::timestamptz, null::text;
+    end if;
+end
+$$;
+
+-- The next events of a window, as outbox_internal.read_rest finds them, if they are small: at most `most_rows`, none of them with
+-- more than `most_size` bytes of payload, key and headers. So their bytes are bounded without a running sum, which takes a
+-- third of the time of outbox_internal.read_rest. An event that is larger, or that has a fault, comes without its contents and with
+-- the fault 'unread': it and those behind it are to be read by outbox_internal.read_rest.
+create or replace function outbox_internal.read_small(
+    shards smallint[], types text[], a pg_snapshot, b pg_snapshot, after_id bigint, upto_id bigint,
+    most_rows integer, most_size integer, most_payload bigint
+) returns table (
+    id bigint, shard smallint, uid text, type text, key text, payload bytea, content_type text, headers text,
+    deliver_at timestamptz, created_at timestamptz, fault text
+)
+language plpgsql stable rows 1000
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_sort = off
+set enable_incremental_sort = off
+set enable_bitmapscan = off
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    ceiling constant bigint := least(most_payload, outbox_internal.payload_ceiling());
+    notices constant boolean := coalesce('outbox.%' = any (types), false);
+begin
+    return query
+    select w.id, w.shard, w.uid::text, w.type, case when w.small then w.key end,
+           case when w.small then w.payload end, w.content_type, case when w.small then w.headers end,
+           case when w.small then w.deliver_at end,
+           case when w.small then w.created_at else '1970-01-01 00:00:00+00' end,
+           case when not w.small then 'unread' end
+      from (
+        select f.*, coalesce(f.intact and f.bytes + coalesce(octet_length(f.headers), 0) <= most_size, false) as small
+          from (
+            -- A level of its own (offset 0), so that only what is returned is looked at, and no partition's plan does it.
+            select e.id, e.shard, e.uid, e.type, e.key, e.payload, e.content_type, e.deliver_at, e.created_at,
+                   case when pg_column_size(e.headers) <= 262144 then e.headers::text end as headers,
+                   coalesce(octet_length(e.payload), 0) + coalesce(octet_length(e.key), 0) as bytes,
+                   e.created_at >= '0001-01-01 00:00:00+00' and e.created_at < '9999-01-01 00:00:00+00'
+                   and outbox_internal.delivery_fault(e.payload, e.key, e.headers, e.deliver_at, ceiling) is null as intact
+              from (
+                select l.id, l.shard, l.uid, l.type, l.key, l.payload, l.content_type, l.headers, l.deliver_at,
+                       l.created_at
+                  from outbox.event l
+                 where l.id > after_id and l.id <= upto_id and l.shard = any (shards)
+                   and (types is null or l.type like any (types)) and (notices or l.type not like 'outbox.%')
+                   and not outbox_internal.is_erased(l.content_type, l.payload)
+                   and pg_visible_in_snapshot(l.xid, b) and not pg_visible_in_snapshot(l.xid, a)
+                 order by l.id
+                 limit greatest(most_rows, 0)
+              ) e
+            order by e.id offset 0
+          ) f
+        offset 0
+      ) w;
+end
+$$;
+
+-- True on the server with this incarnation, an error (OR001) on any other. For statements that speak of ticks, or of
+-- what was decided from what a server said: another one may have given out the same ids and transaction numbers for
+-- other events, and a pooler may have sent the statement there without a word. Nothing is asked for null.
+create or replace function outbox_internal.only_at(server text) returns boolean
+language plpgsql stable
+as $$
+begin
+    if server <> outbox_internal.incarnation() then
+        raise exception 'the server is another incarnation' using errcode = 'OR001';
+    end if;
+    return true;
+end
+$$;
+
+-- Marks the server, if it has no mark: neither on PostgreSQL 14, nor before the first call after a crash. Setting the
+-- value takes no transaction number and writes no WAL. The row that is locked meanwhile is one that only the relays and
+-- the schema's owner may lock, so that no other role can keep a relay waiting here.
+create or replace function outbox_internal.arm() returns void
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if current_setting('server_version_num')::integer < 150000
+       or pg_sequence_last_value('outbox.server_mark') is not null then
+        return;
+    end if;
+    perform from outbox.meta for update;
+    if (select c.relpersistence from pg_class c where c.oid = 'outbox.server_mark'::regclass) <> 'u' then
+        execute 'alter sequence outbox.server_mark set unlogged';  -- it comes from PostgreSQL 14, by pg_upgrade
+    end if;
+    if pg_sequence_last_value('outbox.server_mark') is null then
+        perform setval('outbox.server_mark', 1 + ('x' || left(md5(gen_random_uuid()::text), 15))::bit(60)::bigint);
+    end if;
+end
+$$;
+
+-- The transaction from which on a position shows none.
+create or replace function outbox_internal.newest_xid(a pg_snapshot, b pg_snapshot) returns xid8
+language sql immutable
+return greatest(pg_snapshot_xmax(a),
+                case when b::text <> '9223372036854775807:9223372036854775807:' then pg_snapshot_xmax(b) end);
+
+-- The unsettled part of the log of a sink, as pieces for the two reading functions: ids in (after_id, upto_id], read
+-- from tick A to the snapshot in which everything is visible, since a query sees only what is committed anyway.
+-- Shards that stand at the same newest position share their pieces. Of a position (A, B, last) these are left:
+-- the latecomers of A and the rest, both behind `last`; and up to `last` what is visible now and not in B, which
+-- is the latecomers of B and, above B's sequence value, what was committed since.
+-- The last window of an old numbering (see outbox.rebase) is left as it is read; above its end nothing is done.
+-- Of a shard without a position the whole log is left.
+create or replace function outbox_internal.unsettled(sink_name text) returns table (
+    late boolean, shards smallint[], a pg_snapshot, a_next bigint, after_id bigint, upto_id bigint
+)
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    with position as (
+        select array_agg(p.shard order by p.shard) as shards,
+               p.a_seq, p.a_snapshot::text::pg_snapshot as a, p.a_next,
+               p.b_seq, p.b_snapshot::text::pg_snapshot as b, p.b_next, p.last_id,
+               coalesce(p.b_snapshot::text = '9223372036854775807:9223372036854775807:', false) as old,
+               (select m.floor from outbox.meta m) as floor
+          from outbox.standing p
+         where p.sink = sink_name
+         group by p.a_seq, p.a_snapshot::text, p.a_next, p.b_seq, p.b_snapshot::text, p.b_next, p.last_id
+    ),
+    missing as (
+        select array_agg(n.shard::smallint order by n.shard) as shards
+          from outbox.sink k
+         cross join generate_series(0, 63) n (shard)
+         where k.name = sink_name and n.shard <> all (array(select unnest(p.shards) from position p))
+    )
+    select k.late, p.shards, k.a, k.a_next, k.after_id, k.upto_id
+      from position p
+     cross join lateral (values
+        (true, p.a, p.a_next, greatest(p.last_id, case when p.old then 0 else p.floor end), p.a_seq),
+        (false, p.a, null, greatest(p.last_id, p.a_seq), case when p.old then p.b_seq else 9223372036854775807 end),
+        (true, p.b, p.b_next, p.floor, case when not p.old then least(p.last_id, p.b_seq) end),
+        (false, p.b, null, p.b_seq, case when not p.old then p.last_id end),
+        (false, case when p.old then (p.b_next || ':' || p.b_next || ':')::pg_snapshot end, null, p.b_seq,
+         case when p.old then 9223372036854775807 end)
+     ) k (late, a, a_next, after_id, upto_id)
+     where k.after_id < k.upto_id
+    union all
+    select false, m.shards, '3:3:'::pg_snapshot, null, 0, 9223372036854775807
+      from missing m
+     where m.shards is not null
+$$;
+
+-- Up to where each shard of a sink has settled the log without a gap: what is not done of it has higher ids. Shards
+-- without a position have settled nothing.
+create or replace function outbox_internal.settled_upto(sink_name text) returns table (shards smallint[], upto_id bigint)
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select u.shards, min(case when u.late then l.first_id - 1 else u.after_id end)
+      from outbox_internal.unsettled(sink_name) u
+      left join lateral (
+        select min(e.id) as first_id
+          from outbox.event e
+         where u.late and e.id > u.after_id and e.id <= u.upto_id and e.shard = any (u.shards)
+           and (e.xid = any (array(select pg_snapshot_xip(u.a)))
+                or (e.xid >= pg_snapshot_xmax(u.a) and e.xid < u.a_next::text::xid8))
+      ) l on true
+     group by u.shards
+$$;
+

@@ -1,0 +1,347 @@
+-- Claims rows as in version 10, but the count of claims stops at the largest integer: the relay that gets such a row makes it
+-- dead. Before, the claim of one such row failed, and with it all others of the sink.
+-- As in version 14, and scheduled rows are claimed if no change says otherwise.
+create or replace function outbox_internal.claim_rows(
+    sink_name text, owner_id uuid, lease_id uuid, lease_for double precision, most_rows integer, most_bytes bigint,
+    hold boolean, keys text[], sweep boolean, suspects boolean, with_followers boolean, most_payload bigint default null,
+    after_due double precision default null, after_id bigint default null
+) returns table (
+    id bigint, shard smallint, uid text, type text, key text, payload bytea, content_type text, headers text,
+    deliver_at timestamptz, created_at timestamptz, ordered boolean, attempts integer, claims integer, fault text,
+    due double precision, tried boolean
+)
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set jit = off
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+#variable_conflict use_column
+declare
+    first_time constant timestamptz := '0001-01-01 00:00:00+00';
+    last_time constant timestamptz := '9999-01-01 00:00:00+00';
+    ceiling constant bigint := case when most_payload is not null then least(most_payload, outbox_internal.payload_ceiling()) end;
+    after_time constant timestamptz := to_timestamp(after_due);
+    waiting bigint[];
+    held bigint[];
+    behind bigint[] := '{}';
+    chosen bigint[];
+    scheduled bigint[];
+    counted integer := case when outbox_internal.known_down(sink_name) then 0 else 1 end;
+begin
+    if suspects then
+        chosen := array(
+            select d.id from outbox.delivery d
+             where d.sink = sink_name and d.suspect and d.state <> 'dead' and d.due_at <= now()
+               and (d.lease_until is null or d.lease_until <= now())
+               and (not d.ordered or (
+                    not exists (
+                        select from outbox.delivery f
+                         where f.sink = sink_name and f.key = d.key and f.id < d.id and f.ordered and f.state <> 'dead')
+                    and not (hold and coalesce(outbox_internal.first_dead(sink_name, d.key) < d.id, false))))
+             order by d.due_at, d.id
+             limit 1
+               for update skip locked
+        );
+    else
+        -- Rows that are passed by are due later, so that those behind them come next.
+        for turn in 1..25 loop
+            waiting := array(
+                select d.id from outbox.delivery d
+                 where d.sink = sink_name and d.state = 'waiting' and d.due_at <= now()
+                   and (d.due_at, d.id) > (coalesce(after_time, '-infinity'), coalesce(after_id, 0))
+                   and (d.lease_until is null or d.lease_until <= now()) and not d.suspect
+                   and (not d.ordered or (
+                        not exists (
+                            select from outbox.delivery f
+                             where f.sink = sink_name and f.key = d.key and f.id < d.id and f.ordered and f.state <> 'dead')
+                        and not (hold and coalesce(outbox_internal.first_dead(sink_name, d.key) < d.id, false))))
+                 order by d.due_at, d.id
+                 limit most_rows
+                   for update skip locked
+            );
+            exit when waiting = '{}';
+            scheduled := array(
+                select d.id from outbox.delivery d
+                 where d.sink = sink_name and d.id = any (waiting) and outbox_internal.is_untouched(d));
+            exit when scheduled = '{}';
+            waiting := array(select w from unnest(waiting) w where w <> all (scheduled))
+                       || outbox_internal.take_scheduled(sink_name, scheduled);
+            exit when waiting <> '{}';
+        end loop;
+        if sweep then
+            keys := array(select k.key from outbox_internal.held_keys(sink_name, null, null) k);
+        end if;
+        held := array(
+            select h.id from unnest(keys) k (key)
+             cross join lateral (
+                select d.id, d.state, d.due_at, d.lease_until, d.suspect from outbox.delivery d
+                 where d.sink = sink_name and d.key = k.key and d.ordered and d.state <> 'dead'
+                 order by d.id limit 1
+             ) h
+             where h.state = 'held' and h.due_at <= now()
+               and (h.lease_until is null or h.lease_until <= now()) and not h.suspect
+               and not (hold and coalesce(outbox_internal.first_dead(sink_name, k.key) < h.id, false))
+             limit most_rows
+        );
+        if with_followers and cardinality(waiting || held) between 1 and most_rows - 1 then
+            behind := array(
+                select r.id from outbox.delivery h
+                 cross join lateral (
+                    select d.id, d.due_at, d.lease_until, d.last_error, d.suspect from outbox.delivery d
+                     where d.sink = sink_name and d.key = h.key and d.ordered and d.id > h.id and d.state <> 'dead'
+                     order by d.id limit most_rows / cardinality(waiting || held)
+                 ) r
+                 where h.sink = sink_name and h.id = any (waiting || held) and h.ordered and h.last_error is null
+                   and r.last_error is null and not r.suspect and r.due_at <= now()
+                   and (r.lease_until is null or r.lease_until <= now())
+            );
+        end if;
+        chosen := array(
+            select c.id from (
+                select b.id, b.follows, sum(b.bytes) over (order by b.follows, b.id) - b.bytes as before
+                  from (
+                    select d.id, d.id = any (behind) as follows,
+                           case when octet_length(d.payload) > ceiling then 0
+                                else coalesce(octet_length(d.payload), 0) end
+                           + coalesce(octet_length(d.key), 0)
+                           + case when d.headers is null then 0 else octet_length(d.headers::text) end as bytes
+                      from outbox.delivery d
+                     where d.sink = sink_name and d.id = any (waiting || held || behind)
+                  ) b
+            ) c
+            where c.before < most_bytes or c.before <= 0
+            order by c.follows, c.id
+            limit most_rows
+        );
+        -- A statement of its own: joined to the change, a plan made while there was no row goes through all rows of the
+        -- sink for each row that is claimed.
+        if held <> '{}' or behind <> '{}' then
+            chosen := array(
+                select l.id from outbox.delivery l
+                 where l.sink = sink_name and l.id = any (chosen) and l.state <> 'dead' and l.due_at <= now()
+                   and (l.lease_until is null or l.lease_until <= now())
+                   for update skip locked
+            );
+        end if;
+        -- A row that must wait, or was claimed by another relay since it was looked for, may come before what is locked
+        -- here.
+        if behind <> '{}' then
+            chosen := array(
+                select i.id from (
+                    select l.key, l.ordered, array_agg(l.id) as ids,
+                           case when hold and l.ordered then outbox_internal.first_dead(sink_name, l.key) end as dead
+                      from outbox.delivery l
+                     where l.sink = sink_name and l.id = any (chosen) group by l.key, l.ordered
+                ) c
+                 left join lateral (
+                    select f.id from outbox.delivery f
+                     where f.sink = sink_name and f.key = c.key and f.ordered and f.state <> 'dead'
+                       and f.id <> all (c.ids)
+                     order by f.id limit 1
+                ) other on c.ordered
+                 cross join lateral unnest(c.ids) i (id)
+                 where (other.id is null or i.id < other.id) and (c.dead is null or i.id < c.dead)
+            );
+        end if;
+    end if;
+    return query
+    update outbox.delivery d
+       set owner = owner_id, lease = lease_id, lease_until = clock_timestamp() + lease_for * interval '1 second',
+           claims = least(d.claims::bigint + counted, 2147483647)::integer
+     where d.sink = sink_name and d.id = any (chosen)
+    returning d.id, d.shard, d.uid::text, d.type, d.key,
+              case when ceiling is null
+                     or octet_length(d.payload) <= ceiling
+                        and (d.deliver_at is null or d.deliver_at >= first_time and d.deliver_at < last_time)
+                   then d.payload end,
+              d.content_type, d.headers::text,
+              case when ceiling is null or d.deliver_at >= first_time and d.deliver_at < last_time then d.deliver_at end,
+              case when ceiling is null then d.created_at
+                   else greatest(first_time, least(d.created_at, last_time - interval '1 second')) end,
+              d.ordered, d.attempts, d.claims,
+              case when ceiling is not null and (d.deliver_at < first_time or d.deliver_at >= last_time)
+                   then 'deliver_at lies outside the years 1 to 9998'
+                   when ceiling is not null and d.payload is null then 'payload is null'
+                   when octet_length(d.payload) > ceiling
+                   then format('payload has %s bytes, more than the ceiling of %s', octet_length(d.payload), ceiling)
+              end,
+              extract(epoch from d.due_at)::double precision, d.last_attempt_at is not null;
+end
+$$;
+
+-- Ends the leases of rows whose delivery ended without an outcome, by a relay that continues: no claim is counted
+-- against them. Rows under a lease are due, and none is dead.
+create or replace function outbox_internal.give_rows_back(sink_name text, owner_id uuid) returns integer
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    waiting integer;
+    held integer;
+begin
+    update outbox.delivery d
+       set lease = null, lease_until = null, owner = null, claims = greatest(d.claims - 1, 0)
+     where d.sink = sink_name and d.state = 'waiting' and d.due_at <= clock_timestamp() and d.owner = owner_id;
+    get diagnostics waiting = row_count;
+    update outbox.delivery d
+       set lease = null, lease_until = null, owner = null, claims = greatest(d.claims - 1, 0)
+     where d.sink = sink_name and d.state = 'held' and d.owner = owner_id;
+    get diagnostics held = row_count;
+    return waiting + held;
+end
+$$;
+
+-- Up to `most` keys (null: all) behind `after_key` (null: from the first one on) that have held rows, in their order.
+-- It steps from key to key, so the rows of one key cost no more than one row.
+create or replace function outbox_internal.held_keys(sink_name text, after_key text, most integer) returns table (key text)
+language plpgsql stable rows 1000
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_sort = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    first_key text := case
+        when after_key is null
+        then (select d.key from outbox.delivery d where d.sink = sink_name and d.state = 'held' order by d.key limit 1)
+        else (select d.key from outbox.delivery d
+               where d.sink = sink_name and d.state = 'held' and d.key > after_key order by d.key limit 1) end;
+begin
+    return query
+    with recursive held (key) as (
+        select first_key collate "C"
+        union all
+        select (select d.key from outbox.delivery d
+                 where d.sink = sink_name and d.state = 'held' and d.key > h.key order by d.key limit 1)
+          from held h where h.key is not null
+    )
+    select h.key from held h where h.key is not null limit most;
+end
+$$;
+
+-- Those of `keys` that have a row to be delivered in order, each by one look into the index delivery_key. It is volatile, so
+-- that a settlement that calls it does not count the rows that it has deleted, and sees those that were written meanwhile.
+create or replace function outbox_internal.keys_with_rows(sink_name text, keys text[]) returns table (key text)
+language plpgsql volatile rows 10
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_sort = off
+set jit = off
+as $$
+#variable_conflict use_column
+begin
+    return query
+    select k.key
+      from unnest(keys) k (key)
+     where (select true from outbox.delivery d
+             where d.sink = sink_name and d.key = k.key and d.ordered and d.state <> 'dead'
+             order by d.id limit 1);
+end
+$$;
+
+-- The id of the first dead row of a key that has a place in its order, or null.
+--
+-- It asks for a range of keys, in their order, which only the index delivery_dead_key has; the range is the one key.
+-- Asked for an equal key, a plan may go through all dead rows of the sink by their ids, which seems to cost no more than
+-- that index if the statistics know one key or none: ANALYZE looks at 30,000 rows, and may find none but dead ones.
+create or replace function outbox_internal.first_dead(sink_name text, wanted text) returns bigint
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_sort = off
+set jit = off
+as $$
+begin
+    return (
+        select d.id from outbox.delivery d
+         where d.sink = sink_name and d.key >= wanted and d.key <= wanted and d.ordered and d.state = 'dead'
+         order by d.key, d.id limit 1
+    );
+end
+$$;
+
+-- `since` of a dead row is when it died, whatever it died of and whichever relay says so: keep_dead_days counts from it.
+create or replace function outbox_internal.row_died() returns trigger
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    new.since := clock_timestamp();
+    return new;
+end
+$$;
+
+-- A dead row that is to be delivered again has its place in the queue of its sink.
+create or replace function outbox_internal.row_revived() returns trigger
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    new.ready := (select true from outbox.sink k where k.name = new.sink and k.claim = 'rows');
+    return new;
+end
+$$;
+
+-- The key of an event that loses its row before it is due is looked at now: it was scheduled, and the next look would be at
+-- its time, or in an hour.
+create or replace function outbox_internal.row_went_early() returns trigger
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+begin
+    update outbox.unique_key k set look_at = clock_timestamp()
+     where k.ctid = any (array(select l.ctid from outbox.unique_key l where l.uid = old.uid for update skip locked));
+    return null;
+end
+$$;
+
+-- Remember the events after the end of the passes of these shards that have a row. Return false if there are more rows with
+-- higher ids, of any sink, than it looks at. A late event with a lower id is not found.
+create or replace function outbox_internal.keep_rows_ahead(sink_name text, of_shards smallint[]) returns boolean
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    most constant integer := 20000;
+    lowest constant bigint := (select min(coalesce(nullif(n.last_id, 0), n.a_seq)) from outbox.standing n
+                                where n.sink = sink_name and n.shard = any (of_shards));
+    looked_at bigint;
+begin
+    with ahead as materialized (
+        select d.id, d.sink, d.shard, d.created_at from outbox.delivery d where d.id > lowest order by d.id limit most
+    ),
+    kept as (
+        insert into outbox.row_ahead (sink, id)
+        select w.sink, w.id
+          from ahead w
+         -- One look-up for each row, in the partition of its day: a claim waits for this. No join may read the whole log.
+         cross join lateral (
+            select o.id, o.xid from outbox.event o
+             where o.id = w.id and o.created_at = w.created_at and o.shard = w.shard
+             limit 1) e
+          join outbox.standing n on n.sink = w.sink and n.shard = w.shard
+         where w.sink = sink_name and w.shard = any (of_shards)
+           and not outbox_internal.position_passed(e.id, e.xid, n.a_seq, n.a_snapshot, n.a_next, n.b_snapshot, n.last_id,
+                                          (select m.floor from outbox.meta m))
+            on conflict do nothing
+    )
+    select count(*) into looked_at from ahead;
+    return looked_at < most;
+end
+$$;
+

@@ -1,0 +1,810 @@
+-- Makes the sinks of a configuration known, or gives them other patterns under a new generation, all in one
+-- transaction. `wanted` is a JSON array of {"name", "patterns": [...], "start": "beginning" | "now" | null}.
+-- The shards of a new sink and their first position, one tick for all, are written with it. Without `start`,
+-- the sinks of the first configuration of a database begin at the beginning of the log, later ones at the tick.
+-- After a rebase the beginning lies in the old numbering: its rows are read by a window of their own.
+-- As in version 2. A name that a sink had is answered by generation 0, which no sink has: a relay that registers it serves
+-- its other sinks, and finds this one missing.
+-- As in version 5, with `claim`, which counts like the patterns: relays with another one are of an older generation, and
+-- drain. A sink that cannot get another claim stays as it is, and is answered by generation 0 and no pattern. So is one with
+-- claim = "rows" to a relay made for an earlier version, which does not name it: such a relay does not serve it.
+create or replace function outbox_internal.register_sinks(
+    wanted jsonb, tick_seq bigint, tick_snapshot pg_snapshot, tick_next bigint, only_from bigint default null
+) returns table (name text, generation bigint, patterns text[])
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    first boolean;
+    sink record;
+    beginning boolean;
+    rebased outbox.meta;
+    counter bigint;
+begin
+    lock table outbox.sink in share row exclusive mode;
+    first := not exists (select from outbox.sink) and not exists (select from outbox.former_sink);
+    for sink in
+        select w.name, array(select jsonb_array_elements_text(w.patterns)) as patterns, w.start,
+               coalesce(w.claim, 'log') as claim
+          from jsonb_to_recordset(wanted) w (name text, patterns jsonb, start text, claim text)
+         where w.claim is not null
+            or not exists (select from outbox.sink s where s.name = w.name and s.claim = 'rows')
+    loop
+        if exists (select from outbox.sink s
+                    where s.name = sink.name
+                      and (s.patterns <> sink.patterns or s.claim <> sink.claim)
+                      and s.generation = coalesce(only_from, s.generation)) then
+            if not exists (select from outbox.sink s where s.name = sink.name and s.claim <> sink.claim)
+               or outbox_internal.may_change_claim(sink.name) then
+                counter := outbox_internal.raise_config();
+                update outbox.sink s set patterns = sink.patterns, generation = counter, claim = sink.claim
+                 where s.name = sink.name;
+            end if;
+        elsif only_from is null and not exists (select from outbox.sink s where s.name = sink.name)
+              and not exists (select from outbox.former_sink f where f.name = sink.name) then
+            beginning := coalesce(sink.start = 'beginning', first);
+            -- Rows that were written for a removed sink of this name after its removal.
+            perform outbox_internal.delete_rows(sink.name);
+            delete from outbox.progress p where p.sink = sink.name;
+            delete from outbox.shard s where s.sink = sink.name;
+            counter := outbox_internal.raise_config();
+            select * into rebased from outbox.meta m;
+            insert into outbox.sink (name, patterns, generation, start, named_at, claim)
+            values (sink.name, sink.patterns, counter, case when beginning then 'beginning' else 'now' end,
+                    (select n.at from outbox.name_end n where n.name = sink.name), sink.claim);
+            insert into outbox.shard (sink, shard, epoch)
+            select sink.name, n, counter << 32 from generate_series(0, 63) n;
+            insert into outbox.progress (
+                sink, shards, epochs, a_seq, a_snapshot, a_next, b_seq, b_snapshot, b_next, last_id
+            )
+            select sink.name, array(select generate_series(0, 63)), array_fill(counter << 32, array[64]),
+                   case when beginning then 0 else tick_seq end,
+                   case when beginning then '3:3:'::pg_snapshot else tick_snapshot end,
+                   case when beginning then 3 else tick_next end,
+                   case when beginning and rebased.floor > 0 then rebased.floor end,
+                   case when beginning and rebased.floor > 0
+                        then '9223372036854775807:9223372036854775807:'::pg_snapshot end,
+                   case when beginning and rebased.floor > 0 then rebased.floor_xid end,
+                   0;
+            perform outbox_internal.begin_passes(sink.name, 'start');
+        end if;
+    end loop;
+    update outbox.meta m set min_relay = 24
+     where m.min_relay < 24 and exists (select from outbox.sink s where s.claim = 'rows');
+    return query
+        with asked as (
+            select w.name, coalesce(w.claim, 'log') as claim from jsonb_to_recordset(wanted) w (name text, claim text)
+        )
+        select s.name, case when s.claim = a.claim then s.generation else 0 end,
+               case when s.claim = a.claim then s.patterns else '{}' end
+          from outbox.sink s join asked a on a.name = s.name
+        union all
+        select f.name, 0::bigint, '{}'::text[] from outbox.former_sink f
+         where only_from is null
+           and f.name in (select a.name from asked a)
+           and not exists (select from outbox.sink s where s.name = f.name);
+end
+$$;
+
+-- Register those of the sinks that are missing, as outbox_internal.register_sinks does, and leave the others as they are: a relay whose
+-- registrations a restore has taken back does not know what other relays have registered since.
+create or replace function outbox_internal.register_missing_sinks(wanted jsonb, tick_seq bigint, tick_snapshot pg_snapshot, tick_next bigint)
+returns table (name text, generation bigint, patterns text[])
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    missing jsonb;
+begin
+    lock table outbox.sink in share row exclusive mode;
+    missing := (select coalesce(jsonb_agg(w.sink), '[]') from jsonb_array_elements(wanted) w (sink)
+                 where not exists (select from outbox.sink s where s.name = w.sink ->> 'name'));
+    return query select r.name, r.generation, r.patterns
+                   from outbox_internal.register_sinks(missing, tick_seq, tick_snapshot, tick_next) r;
+end
+$$;
+
+-- The patterns of a sink for LIKE; null if one of them matches every type that is not reserved, and no other is needed.
+-- As in version 12, whatever a session takes a backslash for.
+create or replace function outbox_internal.types_of(sink_name text) returns text[]
+language sql stable
+set search_path = pg_catalog, pg_temp
+set standard_conforming_strings = on
+as $$
+    select case when not '*' = any (k.patterns) or 'outbox.*' = any (k.patterns) then array(
+               select replace(regexp_replace(p, '([\\%_])', '\\\1', 'g'), '*', '%') from unnest(k.patterns) p) end
+      from outbox.sink k where k.name = sink_name
+$$;
+
+-- Statements that change sinks by hand raise the counter, too. SECURITY DEFINER: a role that may write sinks need not be
+-- able to write the counter.
+create or replace function outbox_internal.sink_changed() returns trigger
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform outbox_internal.raise_config();
+    return null;
+end
+$$;
+
+-- A sink that is deleted takes its rows and positions with it: of a later sink of that name they would be taken for its
+-- own. Runs after the foreign key has deleted the shards, which waits for settlements that have passed their fence; none
+-- passes it afterwards.
+-- As in version 2, by outbox_internal.delete_rows. The shards come first: that waits for settlements that have passed their fence, and
+-- none passes it afterwards. They are locked in the order in which relays lock them.
+create or replace function outbox_internal.sink_deleted() returns trigger
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform from outbox.shard s where s.sink = any (array(select r.name from removed r)) order by s.sink, s.shard for update;
+    delete from outbox.shard s where s.sink = any (array(select r.name from removed r));
+    perform outbox_internal.raise_config();
+    perform outbox_internal.delete_rows(r.name) from removed r;
+    delete from outbox.progress p where p.sink = any (array(select r.name from removed r));
+    return null;
+end
+$$;
+
+-- Every sink, as an operator wants to see it.
+create or replace function outbox.list_sinks(alive_seconds double precision) returns table (
+    name text, patterns text[], generation bigint, start text, since timestamptz, paused boolean, paused_reason text,
+    relays jsonb
+)
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    select k.name, k.patterns, k.generation, k.start, k.created_at, k.paused, k.paused_reason,
+           (select coalesce(jsonb_agg(jsonb_build_object('name', r.name, 'serves', r.serves) order by r.name), '[]')
+              from outbox_internal.relays_of(k.name, alive_seconds) r)
+      from outbox.sink k
+     order by k.name
+$$;
+
+-- The settings of the relays that were seen within `seconds`; null of a relay made for an earlier version.
+create or replace function outbox_internal.relay_configs(seconds double precision) returns table (name text, version text, config jsonb)
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    select r.name, r.version, r.config
+      from outbox.relay r
+     where r.seen_at > clock_timestamp() - outbox_internal.alive_interval(seconds)
+     order by r.name, r.id
+$$;
+
+-- The relays that were seen within `seconds` and have this sink in their settings, or serve it: names, and whether they
+-- serve it. A relay made for an earlier version is listed only while it serves the sink.
+create or replace function outbox_internal.relays_of(sink_name text, seconds double precision) returns table (name text, serves boolean)
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select r.name, coalesce(sink_name = any (r.sinks), false)
+      from outbox.relay r
+     where r.seen_at > clock_timestamp() - outbox_internal.alive_interval(seconds)
+       and (sink_name = any (r.sinks)
+            or r.config ? format('sinks.%s.type', sink_name)
+            or exists (select from outbox.former_sink f
+                        where f.renamed_to = sink_name and r.config ? format('sinks.%s.type', f.name)))
+     order by r.name
+$$;
+
+-- Refuse the name of a sink that is not there. The hint names those that are.
+create or replace function outbox_internal.require_sink(sink_name text) returns void
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if not exists (select from outbox.sink s where s.name = sink_name) then
+        raise exception using errcode = 'no_data_found',
+            message = format('there is no sink %s', coalesce(quote_literal(left(sink_name, 60)), 'without a name')),
+            hint = (select coalesce('There are: ' || string_agg(s.name, ', ' order by s.name), 'There is none.')
+                      from outbox.sink s);
+    end if;
+end
+$$;
+
+-- Raise that there is no sink of this name, with the names that there are.
+create or replace function outbox_internal.refuse_sink(sink_name text) returns void
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    renamed text := (select f.renamed_to from outbox.former_sink f where f.name = sink_name);
+begin
+    if renamed is not null then
+        raise exception using errcode = 'no_data_found',
+            message = format('there is no sink %s any more: its name is now %s',
+                             quote_literal(left(sink_name, 60)), quote_literal(renamed));
+    end if;
+    raise exception using errcode = 'no_data_found',
+        message = format('there is no sink %s in this database',
+                         coalesce(quote_literal(left(sink_name, 60)), 'without a name')),
+        hint = (select coalesce('There are: ' || string_agg(s.name, ', ' order by s.name), 'There is none.')
+                  from outbox.sink s);
+end
+$$;
+
+-- Raise unless a sink may have this name.
+create or replace function outbox_internal.check_sink_name(sink_name text) returns void
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if sink_name is null or sink_name !~ '^[a-z][a-z0-9_]{0,39}$' or strpos(sink_name, '__') > 0 then
+        raise exception using errcode = 'invalid_parameter_value',
+            message = format('%s cannot be the name of a sink: it is 1 to 40 of a-z, 0-9 and _, begins with a letter and '
+                             'holds no __', coalesce(quote_literal(left(sink_name, 60)), 'null'));
+    end if;
+end
+$$;
+
+-- Pause or resume a sink, which relays check once a second, and return whether that changed it. For a resumed sink, the
+-- time that its destination was down before does not count towards the next pause. The trigger below records it.
+create or replace function outbox.set_paused(
+    sink_name text, paused boolean, actor text default null, reason text default null
+) returns boolean
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_variable
+declare
+    changed boolean;
+begin
+    if paused is null then
+        raise exception using errcode = 'invalid_parameter_value', message = 'paused must be true or false, not null';
+    end if;
+    if octet_length(reason) > 2000 then
+        raise exception using errcode = 'invalid_parameter_value', message = 'reason must have at most 2000 bytes';
+    end if;
+    perform outbox_internal.require_sink(sink_name);
+    reason := nullif(trim(reason), '');
+    perform set_config('outbox.actor', coalesce(actor, ''), true), set_config('outbox.reason', coalesce(reason, ''), true);
+    update outbox.sink k
+       set paused = set_paused.paused, paused_reason = case when set_paused.paused then reason end,
+           circuit_since = case when set_paused.paused then k.circuit_since end
+     where k.name = sink_name and k.paused <> set_paused.paused;
+    changed := found;
+    perform set_config('outbox.actor', '', true), set_config('outbox.reason', '', true);
+    return changed;
+end
+$$;
+
+-- Have every relay whose circuit of this sink is open send its next event now, and not at the end of its pause. Returns
+-- null, or the reason why there is nothing to probe: the sink is `paused`, or its circuit is `closed`, as relays report it.
+create or replace function outbox.probe_sink(sink_name text, actor text default null, reason text default null) returns text
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_variable
+declare
+    obstacle text;
+begin
+    perform outbox_internal.require_sink(sink_name);
+    update outbox.sink k set probes = k.probes + 1
+     where k.name = sink_name and k.circuit <> 'closed' and not k.paused;
+    if found then
+        perform outbox_internal.record_action('sinks probe', sink_name, null, 1, actor, nullif(trim(reason), ''));
+        return null;
+    end if;
+    select case when k.paused then 'paused' else 'closed' end into obstacle from outbox.sink k where k.name = sink_name;
+    return obstacle;
+end
+$$;
+
+-- Record every pause and resumption, as in version 3, and tell of it.
+create or replace function outbox_internal.sink_paused() returns trigger
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    actor constant text := nullif(current_setting('outbox.actor', true), '');
+    reason constant text := coalesce(nullif(current_setting('outbox.reason', true), ''), new.paused_reason);
+begin
+    perform outbox_internal.record_action(case when new.paused then 'pause' else 'resume' end, new.name, null, 1, actor,
+                                 outbox_internal.short_text(reason, 2000));
+    perform outbox_internal.notify_state(new.name, 'paused', new.paused, jsonb_build_object(
+        'reason', outbox_internal.short_text(reason, 500), 'actor', actor, 'role', outbox_internal.emitter()));
+    return null;
+end
+$$;
+
+-- Remove a sink with its shards and rows, and return the number of rows. The shards are locked in the order in which relays
+-- lock them: that waits for settlements that have passed their fence, and none passes it afterwards.
+create or replace function outbox_internal.remove_sink(sink_name text) returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    tries constant integer := 5;
+    removed_rows bigint;
+begin
+    lock table outbox.sink in share row exclusive mode;
+    if not exists (select from outbox.sink s where s.name = sink_name) then
+        raise exception using errcode = 'no_data_found',
+            message = format('there is no sink %s', coalesce(quote_literal(sink_name), 'without a name')),
+            hint = (select coalesce('There are: ' || string_agg(s.name, ', ' order by s.name), 'There is none.')
+                      from outbox.sink s);
+    end if;
+    perform from outbox.shard s where s.sink = sink_name order by s.shard for update;
+    delete from outbox.shard s where s.sink = sink_name;
+    for attempt in 1..tries loop
+        begin
+            removed_rows := outbox_internal.delete_rows(sink_name);
+            exit;
+        exception when deadlock_detected then
+            if attempt = tries then
+                raise;
+            end if;
+            perform pg_sleep(0.05 * attempt);  -- without locks on rows: else the other session may wake too late to get its own
+        end;
+    end loop;
+    delete from outbox.sink s where s.name = sink_name;
+    return removed_rows;
+end
+$$;
+
+-- Remove a sink, and remember its name, so that no relay registers it again; with `forget` the name is free again. Of a
+-- sink that is removed already, `forget` forgets the name.
+--
+-- A sink with more than `most` rows is paused, loses as many of them, and is removed by a later call: each call is
+-- short. Former names of the sink do not lead anywhere any more: they count as removed.
+create or replace function outbox.drop_sink(
+    sink_name text, forget boolean, most integer, actor text, reason text, audit_id bigint default null,
+    out removed boolean, out forgotten boolean, out deliveries bigint, out audit bigint
+)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '3s'
+as $$
+#variable_conflict use_variable
+begin
+    perform outbox_internal.end_when_idle();
+    perform outbox_internal.require_read_committed('outbox.drop_sink');
+    lock table outbox.sink in share row exclusive mode;
+    forget := coalesce(forget, false);
+    most := least(greatest(coalesce(most, 1000), 1), 1000);
+    deliveries := 0;
+    removed := false;
+    forgotten := false;
+    if exists (select from outbox.sink k where k.name = sink_name) then
+        deliveries := outbox_internal.delete_rows(sink_name, most);
+        if deliveries > 0 then
+            perform set_config('outbox.actor', coalesce(actor, ''), true);
+            update outbox.sink k set paused = true, paused_reason = 'it is being removed: run outbox-relay sinks remove again'
+             where k.name = sink_name;
+            perform set_config('outbox.actor', '', true);
+        else
+            deliveries := outbox_internal.remove_sink(sink_name);
+            removed := true;
+            update outbox.former_sink f set renamed_to = null where f.renamed_to = sink_name;
+            if not forget then
+                insert into outbox.former_sink (name, actor) values (sink_name, actor)
+                    on conflict (name) do update
+                   set removed_at = clock_timestamp(), role_name = outbox_internal.emitter(), actor = excluded.actor,
+                       renamed_to = null;
+            end if;
+        end if;
+    elsif not exists (select from outbox.former_sink f
+                       where f.name = sink_name and (forget or f.renamed_to is null)) then
+        perform outbox_internal.refuse_sink(sink_name);
+    end if;
+    if forget and not exists (select from outbox.sink k where k.name = sink_name) then
+        delete from outbox.former_sink f where f.name = sink_name;
+        forgotten := found;
+    end if;
+    if removed or forgotten or deliveries > 0 then
+        audit := outbox_internal.record_action(case when forgotten and not removed and audit_id is null then 'sinks forget'
+                                           else 'sinks remove' end,
+                                      sink_name, jsonb_build_object('forget', forget), deliveries, actor, reason, audit_id);
+    end if;
+end
+$$;
+
+-- The losses if a sink is removed: its rows, and its events that are not settled, counted up to `most` and for at most
+-- `most_seconds`; and the live relays that have it in their settings.
+create or replace function outbox.preview_removal(
+    sink_name text, most integer, most_seconds double precision, alive_seconds double precision,
+    out deliveries bigint, out undelivered bigint, out exact boolean, out relays text[]
+)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_variable
+declare
+    backlog record;
+    live bigint;
+begin
+    most := outbox_internal.bounded_count(most);
+    lock table outbox.event in access share mode;  -- before the sinks, as outbox.rebase locks them
+    if not exists (select from outbox.sink k where k.name = sink_name) then
+        perform outbox_internal.refuse_sink(sink_name);
+    end if;
+    select count(*), count(*) filter (where r.state <> 'dead') into deliveries, live
+      from (select d.state from outbox.delivery d where d.sink = sink_name limit most + 1) r;
+    select b.events, b.scheduled, b.exact into backlog
+      from outbox_internal.backlog(sink_name, outbox_internal.types_of(sink_name), most, most_seconds) b;
+    undelivered := live + backlog.events + backlog.scheduled;
+    exact := backlog.exact and deliveries <= most;
+    relays := array(select r.name from outbox_internal.relays_of(sink_name, alive_seconds) r);
+end
+$$;
+
+-- Delete the rows of a sink, found by the indexes of their states, whatever the number of other sinks' rows; return how many.
+-- With `most`, delete that many if there are more, else none.
+create or replace function outbox_internal.delete_rows(sink_name text, most integer default null) returns bigint
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $$
+declare
+    doomed bigint[];
+    gone bigint;
+    deleted bigint := 0;
+begin
+    if most is not null then
+        doomed := array(
+            (select d.id from outbox.delivery d
+              where d.sink = sink_name and d.state = 'dead' order by d.id limit most + 1)
+            union all
+            (select d.id from outbox.delivery d
+              where d.sink = sink_name and d.state = 'waiting' order by d.due_at, d.id limit most + 1)
+            union all
+            (select d.id from outbox.delivery d
+              where d.sink = sink_name and d.state = 'held' order by d.key limit most + 1)
+            limit most + 1);
+        if cardinality(doomed) <= most then
+            return 0;
+        end if;
+        with gone as (
+            delete from outbox.delivery d where d.sink = sink_name and d.id = any (doomed[1:most])
+            returning d.id, d.uid
+        ), marked as (
+            -- For as long as the sink is there.
+            insert into outbox.discarded (sink, id, uid, reason)
+            select sink_name, g.id, g.uid, 'the removal of the sink has begun' from gone g
+                on conflict do nothing
+        )
+        select count(*) into deleted from gone g;
+        return deleted;
+    end if;
+    delete from outbox.delivery d where d.sink = sink_name and d.state = 'dead';
+    get diagnostics gone = row_count;
+    deleted := deleted + gone;
+    delete from outbox.delivery d where d.sink = sink_name and d.state = 'waiting';
+    get diagnostics gone = row_count;
+    deleted := deleted + gone;
+    delete from outbox.delivery d where d.sink = sink_name and d.state = 'held';
+    get diagnostics gone = row_count;
+    return deleted + gone;
+end
+$$;
+
+-- Put a sink at another place of the log: 'now', 'beginning', or before the first event that was emitted at or after a
+-- time. The tick, of outbox_internal.action_tick, was taken before the place is looked up: an event with a lower id that is
+-- committed between the two is late for the tick, and delivered.
+--
+-- The fence: epochs above all that were given out, so nothing counts that is still written of the old place; and a new
+-- generation, so a relay claims no shard before it has begun again from the stored positions. Owners and leases stay:
+-- no other relay delivers a shard while its owner may still be sending. Rows of `delivery` stay, too.
+create or replace function outbox.seek_sink(
+    sink_name text, target text, tick_seq bigint, tick_snapshot pg_snapshot, tick_next bigint, tick_incarnation text,
+    tick_generations bigint, actor text, reason text,
+    out again bigint, out passed_over bigint, out exact boolean
+)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '3s'
+as $$
+declare
+    everything constant pg_snapshot := '9223372036854775807:9223372036854775807:';
+    from_id bigint;
+    place bigint;
+    rebased outbox.meta;
+    counter bigint;
+begin
+    perform outbox_internal.end_when_idle();
+    perform outbox_internal.require_read_committed('outbox.seek_sink');
+    lock table outbox.event in access share mode;  -- before the sinks, as outbox.rebase locks them
+    if not exists (select from outbox.sink k where k.name = sink_name) then
+        perform outbox_internal.refuse_sink(sink_name);
+    end if;
+    from_id := outbox_internal.seek_place(target);
+    select c.again, c.passed_over, c.exact into again, passed_over, exact
+      from outbox_internal.count_seek(sink_name, from_id, 10000, 2) c;
+    lock table outbox.sink in share row exclusive mode;
+    if not exists (select from outbox.sink k where k.name = sink_name) then
+        perform outbox_internal.refuse_sink(sink_name);
+    end if;
+    perform outbox_internal.check_action_tick(tick_seq, tick_snapshot, tick_next, tick_incarnation, tick_generations);
+    perform from outbox.shard s where s.sink = sink_name order by s.shard for update;
+    counter := outbox_internal.raise_config();
+    select * into rebased from outbox.meta;
+    -- Epochs before the generation, so that no owner counts as one that has claimed under the new one.
+    update outbox.shard s set epoch = greatest(s.epoch + 1, counter << 32) where s.sink = sink_name;
+    insert into outbox.shard (sink, shard, epoch)
+    select sink_name, n, counter << 32 from generate_series(0, 63) n on conflict do nothing;
+    perform outbox_internal.end_passes(sink_name);
+    update outbox.sink k set generation = counter where k.name = sink_name;
+    -- Relays of version 2 do not know marks of discarded events, and would deliver these again.
+    update outbox.meta m set min_relay = 3
+     where m.min_relay < 3 and exists (select from outbox.discarded o where o.sink = sink_name);
+    place := case when from_id - 1 < tick_seq or target = 'beginning' then from_id - 1 end;
+    insert into outbox.progress (sink, shards, epochs, a_seq, a_snapshot, a_next, b_seq, b_snapshot, b_next, last_id)
+    select sink_name, s.shards, s.epochs, p.a_seq, p.a_snapshot, p.a_next, p.b_seq, p.b_snapshot, p.b_next, 0
+      from (select array_agg(h.shard order by h.shard) as shards, array_agg(h.epoch order by h.shard) as epochs
+              from outbox.shard h where h.sink = sink_name) s
+     cross join (
+        select tick_seq, tick_snapshot, tick_next, null::bigint, null::pg_snapshot, null::bigint where place is null
+        union all
+        select place, '3:3:', 3, rebased.floor, everything, rebased.floor_xid where place < rebased.floor
+        union all
+        select place, '3:3:', 3, tick_seq, tick_snapshot, tick_next where place >= rebased.floor
+     ) p (a_seq, a_snapshot, a_next, b_seq, b_snapshot, b_next);
+    perform outbox_internal.begin_passes(sink_name, 'seek');
+    perform outbox_internal.record_action('sinks seek', sink_name, jsonb_build_object('to', target), again + passed_over, actor,
+                                 reason);
+end
+$$;
+
+-- The effect of a seek to `target` ('now', 'beginning' or a time), without the seek.
+create or replace function outbox.preview_seek(
+    sink_name text, target text, most integer, most_seconds double precision,
+    out again bigint, out passed_over bigint, out dead bigint, out discarded bigint, out exact boolean
+)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    lock table outbox.event in access share mode;  -- before the sinks, as outbox.rebase locks them
+    if not exists (select from outbox.sink k where k.name = sink_name) then
+        perform outbox_internal.refuse_sink(sink_name);
+    end if;
+    select c.* into again, passed_over, dead, discarded, exact
+      from outbox_internal.count_seek(sink_name, outbox_internal.seek_place(target), outbox_internal.bounded_count(most),
+                             outbox_internal.bounded_seconds(most_seconds)) c;
+end
+$$;
+
+-- The place before which a seek puts a sink: 1 for the beginning, null for the end of the log.
+create or replace function outbox_internal.seek_place(target text) returns bigint
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if target = 'now' then
+        return null;
+    elsif target = 'beginning' then
+        return 1;
+    end if;
+    return outbox_internal.first_id_since(outbox_internal.past_time('to', to_jsonb(target), clock_timestamp()), 5);
+end
+$$;
+
+-- The effect of a seek of a sink to the place before `from_id` (null: the end of the log): how many events are
+-- delivered again, how many are passed over, and of those that come again, how many are dead or were discarded. Counts
+-- up to `most` and for some seconds.
+create or replace function outbox_internal.count_seek(
+    sink_name text, from_id bigint, most integer, most_seconds double precision,
+    out again bigint, out passed_over bigint, out dead bigint, out discarded bigint, out exact boolean
+)
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_variable
+declare
+    everything constant pg_snapshot := '9223372036854775807:9223372036854775807:';
+    no_limit constant bigint := 9223372036854775807;
+    span constant bigint := 500000;
+    newest constant bigint := coalesce((select max(e.id) from outbox.event e), 0);
+    place constant bigint := coalesce(from_id - 1, newest);
+    half constant interval := most_seconds / 2 * interval '1 second';
+    types constant text[] := outbox_internal.types_of(sink_name);
+    until timestamptz := clock_timestamp() + half;
+    low bigint := place;
+    high bigint;
+    counted record;
+begin
+    select c.events, c.exact into passed_over, exact
+      from outbox_internal.count_unsettled(sink_name, 0, place, most, until) c;
+    until := clock_timestamp() + half;
+    again := 0;
+    while low < newest loop
+        high := least(low + span, newest);
+        again := again + (
+            select count(*) from outbox_internal.read_rest(array(select generate_series(0, 63))::smallint[], types, '3:3:', everything,
+                                                  low, high, most + 1, no_limit));
+        low := high;
+        exit when again > most or clock_timestamp() > until;
+    end loop;
+    exact := exact and again <= most and low >= newest;
+    if again > 0 then
+        select c.events, c.exact into counted
+          from outbox_internal.count_unsettled(sink_name, place, low, most, clock_timestamp() + half) c;
+        again := greatest(again - counted.events, 0);
+        exact := exact and counted.exact;
+    end if;
+    select count(*) into dead
+      from (select from outbox.delivery d where d.sink = sink_name and d.state = 'dead' and d.id > place limit most) r;
+    select count(*) into discarded
+      from (select from outbox.discarded m where m.sink = sink_name and m.id > place limit most) r;
+end
+$$;
+
+-- The lowest id of an event that was emitted at or after a time, by this database's clock; null if there is none. Ids and
+-- times are nearly in one order: events of 10 minutes and 20,000 ids before the place are compared one by one, for
+-- clocks that were set back and transactions that took their ids early. After `most_seconds` of that the id may be lower.
+create or replace function outbox_internal.first_id_since(since timestamptz, most_seconds double precision) returns bigint
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    margin constant interval := '10 minutes';
+    margin_ids constant bigint := 20000;
+    step constant bigint := 100000;
+    until constant timestamptz := clock_timestamp() + most_seconds * interval '1 second';
+    low bigint := (select min(e.id) from outbox.event e) - 1;
+    high bigint := (select max(e.id) from outbox.event e);
+    newest constant bigint := high;
+    middle bigint;
+    probe record;
+    found bigint;
+begin
+    while high - low > margin_ids loop
+        middle := low + (high - low) / 2;
+        select e.id, e.created_at into probe from outbox.event e where e.id > middle order by e.id limit 1;
+        if probe.created_at < since - margin then
+            low := middle;
+        else
+            high := middle;
+        end if;
+    end loop;
+    low := low - margin_ids;
+    while low < newest loop
+        select min(e.id) into found
+          from outbox.event e
+         where e.id > low and e.id <= low + step and e.created_at >= since;
+        if found is not null then
+            return found;
+        end if;
+        low := low + step;
+        if clock_timestamp() > until then
+            return low + 1;
+        end if;
+    end loop;
+    return null;
+end
+$$;
+
+-- Let the server end a session that leaves the rest of this transaction idle for 5 seconds: its locks stop the relays.
+create or replace function outbox_internal.end_when_idle() returns void
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if (select s.setting::integer from pg_settings s where s.name = 'idle_in_transaction_session_timeout')
+       not between 1 and 5000 then
+        perform set_config('idle_in_transaction_session_timeout', '5s', true);
+    end if;
+end
+$$;
+
+-- A tick for an action, in a transaction of its own: see outbox_internal.tick.
+create or replace function outbox_internal.action_tick(
+    out seq bigint, out snapshot pg_snapshot, out next_xid bigint, out incarnation text, out generations bigint
+)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform outbox_internal.require_read_committed('outbox_internal.action_tick');
+    select t.seq, t.snapshot, t.next_xid, t.incarnation, t.generations
+      into seq, snapshot, next_xid, incarnation, generations
+      from outbox_internal.tick() t;
+end
+$$;
+
+-- Raise unless a tick is one of this server that was taken since the last change of the configuration, and that is all
+-- that a position may be made of. To be called with the table of sinks locked.
+create or replace function outbox_internal.check_action_tick(
+    seq bigint, snapshot pg_snapshot, next_xid bigint, incarnation text, generations bigint
+) returns void
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_variable
+declare
+    here record;
+    next_here bigint;
+begin
+    select m.config, m.floor, coalesce(pg_sequence_last_value('outbox.event_id_seq'), 0) as newest,
+           pg_snapshot_xmax(pg_current_snapshot())::text::bigint as xmax
+      into here from outbox.meta m;
+    -- As in outbox_internal.tick: the next number, or the own one, which is above every earlier tick's.
+    next_here := here.xmax + (((3 + age('3'::xid)::bigint) - here.xmax) & 4294967295);
+    if incarnation is distinct from outbox_internal.incarnation() or generations is distinct from here.config then
+        raise exception using errcode = 'serialization_failure',
+            message = 'the configuration changed, or the server restarted, since the tick was taken: try again';
+    end if;
+    if (seq between here.floor and here.newest and next_xid >= pg_snapshot_xmax(snapshot)::text::bigint
+        and pg_snapshot_xmax(snapshot)::text::bigint between 3 and here.xmax and next_xid <= next_here) is not true then
+        raise exception using errcode = 'invalid_parameter_value', message = 'the tick does not belong to this log';
+    end if;
+end
+$$;
+
+-- A rebase names this cluster, and so for every sink.
+create or replace function outbox_internal.bring_sinks_home() returns trigger
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    update outbox.sink s set home = new.system_identifier where s.home is distinct from new.system_identifier;
+    return null;
+end
+$$;
+
+-- A sink of another cluster makes the log one of another cluster: every tick is refused until the rebase.
+create or replace function outbox_internal.find_foreign_sink() returns trigger
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    update outbox.meta set system_identifier = 0;
+    return null;
+end
+$$;
+
+-- A sink that is removed takes its marks with it: another sink of its name has discarded nothing.
+create or replace function outbox_internal.marks_deleted() returns trigger
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    delete from outbox.discarded m where m.sink = any (array(select r.name from removed r));
+    return null;
+end
+$$;
+
+create or replace function outbox_internal.keep_patterns() returns trigger
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    insert into outbox.sink_patterns (sink, generation, patterns)
+    values (new.name, new.generation, new.patterns)
+        on conflict do nothing;
+    return null;
+end
+$$;
+
+-- True if a partition has an event that was committed after a snapshot of this server: of a transaction that ran then,
+-- or of one that began since. Ids up to the floor carry numbers of another server; nothing was added to those since the
+-- rebase. What began since has a number below the next one, so that such numbers far ahead are not walked through.
+create or replace function outbox_internal.came_since(part regclass, snap pg_snapshot) returns boolean
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_custom_plan
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    found_one boolean;
+begin
+    if snap is null then
+        return true;
+    end if;
+    execute format(
+        'select exists (select from %1$s e where e.xid = any (array(select pg_snapshot_xip($1))) and e.id + 0 > $2) '
+        '    or exists (select from %1$s e where e.xid >= pg_snapshot_xmax($1) '
+        '        and e.xid < pg_snapshot_xmax(pg_current_snapshot()) and e.id + 0 > $2)', part)
+       into found_one using snap, (select m.floor from outbox.meta m);
+    return found_one;
+end
+$$;
+

@@ -1,0 +1,81 @@
+-- The schema of the outbox: an append-only log of events, the sinks that read it, and the exceptions. `outbox` has the tables
+-- and the functions that people and applications call, `outbox_internal` the functions that those and the relay call.
+-- Events are never changed. A sink's progress is a position per shard in the ledger `progress`; only an event that needs
+-- individual care becomes a row of `delivery`.
+
+create schema outbox;
+comment on schema outbox is 'Transactional outbox: events written with the business data, relayed to sinks.';
+create schema outbox_internal;
+comment on schema outbox_internal is 'Functions that outbox-relay and the functions of schema outbox call.';
+
+-- This cluster has no mark until outbox_internal.arm() sets one. A restart after the crash of one process changes neither the
+-- postmaster's start nor the timeline. But it empties what is not logged, so the mark is gone. Statistics are reset by people
+-- too.
+create unlogged sequence outbox.server_mark;
+comment on sequence outbox.server_mark is
+    'A mark of the running server, which a crash takes away.';
+
+create table outbox.meta (
+    single boolean primary key default true check (single),
+    schema_version integer not null,
+    min_relay integer not null,
+    floor bigint not null default 0,
+    floor_xid bigint not null default 3,
+    config bigint not null default 1,
+    system_identifier bigint,
+    max_payload_bytes integer not null default 1048576 check (max_payload_bytes between 1024 and 67108864)
+);
+comment on column outbox.meta.min_relay is
+    'The oldest schema version that a relay may have been made for and still work on this one.';
+comment on column outbox.meta.floor is
+    'Ids up to this one carry transaction numbers of another numbering: see outbox.rebase.';
+comment on column outbox.meta.floor_xid is
+    'The oldest transaction that ran at that rebase.';
+comment on column outbox.meta.max_payload_bytes is
+    'The payload ceiling: migrate --max-payload-bytes. The setting outbox.max_payload_bytes only lowers it.';
+comment on column outbox.meta.config is
+    'Counts changes of the configuration and of positions. It only rises, so no older tick can look like a newer one.';
+comment on column outbox.meta.system_identifier is
+    'The cluster whose transaction numbers the log carries: see outbox.rebase.';
+
+-- Roles and their kinds of grants by `migrate`; a later migration grants them again on what it replaces.
+create table outbox.grantee (
+    role_name name not null,
+    kind text not null check (kind in ('emit', 'consume', 'relay', 'read', 'operate', 'payloads')),
+    role_oid oid,
+    home bigint,
+    primary key (role_name, kind)
+);
+comment on column outbox.grantee.role_oid is
+    'The role in the cluster `home`, whatever it is renamed to there.';
+
+-- The lock of work that one session does at a time. An advisory lock could be taken by every role of the database.
+create table outbox.chore (
+    name text primary key
+);
+insert into outbox.chore (name) values ('partitions'), ('attempts');
+
+-- The key of keyed hashes: who does not know it cannot find out by trial which key or uid was meant.
+create table outbox.hash_key (
+    single boolean primary key default true check (single),
+    key bytea not null
+);
+insert into outbox.hash_key (key)
+values (decode(replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', ''), 'hex'));
+
+create table outbox.config_key (
+    single boolean primary key default true check (single),
+    key bytea not null
+);
+insert into outbox.config_key (key)
+values (decode(replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', ''), 'hex'));
+
+-- The page's links contain an HMAC of a key of events under this one. Roles that can read it can read the keys themselves.
+create table outbox.page_key (
+    single boolean primary key default true check (single),
+    key bytea not null
+);
+insert into outbox.page_key (key)
+values (decode(replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', ''), 'hex'));
+comment on table outbox.page_key is
+    'The secret of the hashes of keys in links of the page, which all its processes share.';

@@ -1,0 +1,97 @@
+-- The cache stays 1: ids must be given out in the order in which they are asked for.
+create sequence outbox.event_id_seq as bigint cache 1;
+
+-- `xid` is the first column on purpose. Defaults are evaluated in column order, so a transaction has its xid
+-- before it takes an id: any that starts after a tick has ids above the tick's sequence value. No role may
+-- insert `id` or `xid`, or this would no longer hold.
+create table outbox.event (
+    xid xid8 not null default pg_current_xact_id(),
+    id bigint not null default nextval('outbox.event_id_seq'),
+    shard smallint not null,
+    uid uuid not null,
+    type text collate "C" not null,
+    key text collate "C",
+    payload bytea,
+    content_type text not null,
+    headers jsonb,
+    deliver_at timestamptz,
+    created_at timestamptz not null default clock_timestamp(),
+    emitter text,
+    tenant text collate "C",
+    priority smallint
+) partition by range (created_at);
+comment on column outbox.event.emitter is
+    'The role that emitted the event; null in events of schema version 1.';
+comment on column outbox.event.tenant is
+    'Whose event it is, in an application with several tenants.';
+comment on column outbox.event.priority is
+    'The rank that the application gave it; null: 0.';
+create index event_id on outbox.event (id, shard);
+create index event_uid on outbox.event (uid);
+create index event_xid_id on outbox.event (xid, ((id + 0)));
+
+-- A missing partition must never fail a business transaction.
+create table outbox.event_default partition of outbox.event default;
+-- No statistics are kept of what erase removes.
+alter table outbox.event alter key set statistics 0, alter payload set statistics 0, alter headers set statistics 0;
+-- The past events of the DEFAULT partition, which one deletes in steps. Every other partition is looked at as a whole. The id
+-- is hidden in an expression that no other statement has: else a plan for ids may go through this index from end to end.
+create index event_default_created_at on outbox.event_default (created_at, ((id - 0)));
+
+-- uids that callers chose themselves, for their own idempotent retry.
+create table outbox.uid (
+    uid uuid primary key,
+    created_at timestamptz not null default clock_timestamp(),
+    emitter text,
+    emitter_oid oid
+);
+comment on column outbox.uid.emitter_oid is
+    'The role that used the uid, whatever it is renamed to in this cluster.';
+
+-- The unique keys of events that are not done yet: the event of a key is done once each sink that was registered when it was
+-- emitted, and whose patterns match it, has delivered or discarded it, or has it as a dead letter. A relay then deletes the key.
+--
+-- A row without a uid was made to lock its key, and belongs to no event yet.
+create table outbox.unique_key (
+    type text collate "C" not null,
+    unique_key text collate "C" not null,
+    uid uuid,
+    emitter text not null,
+    emitter_oid oid,
+    claimed_at timestamptz not null default clock_timestamp(),
+    look_at timestamptz not null default clock_timestamp(),
+    primary key (type, unique_key)
+) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
+comment on table outbox.unique_key is
+    'Unique keys whose event is not done yet: see the parameter unique_key of outbox.emit.';
+comment on column outbox.unique_key.look_at is
+    'When a relay next looks whether the event is done.';
+create index unique_key_look_at on outbox.unique_key (look_at);
+create index unique_key_uid on outbox.unique_key (uid);
+
+-- An event that is scheduled for later becomes a row of outbox.delivery for each sink, and stays one until it is delivered.
+-- An application does not touch these rows: relays would wait for its transaction. It writes a change here, under a lock on
+-- the uid. Who makes a row of the event obeys the change, and so does who claims the row: a claim tries that lock, and passes
+-- a row by whose uid is locked. A change that is not committed when its row is made is seen by the claim; a change to an
+-- earlier time is carried out by a relay, within a second.
+--
+-- Changes are kept as long as their event, so that new sinks, seeks and replays obey them too.
+create table outbox.scheduled_change (
+    uid uuid primary key,
+    created_at timestamptz not null,
+    deliver_at timestamptz,
+    emitter text not null,
+    changed_at timestamptz not null default clock_timestamp(),
+    looks smallint not null default 0,
+    look_at timestamptz default clock_timestamp()
+) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
+comment on table outbox.scheduled_change is
+    'Scheduled events that outbox.cancel or outbox.reschedule has changed.';
+comment on column outbox.scheduled_change.created_at is
+    'When the event was emitted.';
+comment on column outbox.scheduled_change.deliver_at is
+    'The new time; null: cancelled.';
+comment on column outbox.scheduled_change.look_at is
+    'When a relay next carries out the change; null: it is carried out.';
+create index scheduled_change_look_at on outbox.scheduled_change (look_at) where (look_at is not null);
+create index scheduled_change_over on outbox.scheduled_change (coalesce(deliver_at, changed_at)) where (look_at is null);

@@ -1,0 +1,98 @@
+create or replace trigger sink_changed after insert or truncate or update of patterns, generation on outbox.sink
+for each statement execute function outbox_internal.sink_changed();
+
+create or replace trigger sink_deleted after delete on outbox.sink
+referencing old table as removed
+for each statement execute function outbox_internal.sink_deleted();
+
+create or replace trigger keep_positions after delete on outbox.progress
+    referencing old table as gone for each statement execute function outbox_internal.keep_positions();
+
+create or replace trigger marks_deleted after delete on outbox.sink
+referencing old table as removed
+for each statement execute function outbox_internal.marks_deleted();
+
+create or replace trigger row_died before update of state on outbox.delivery
+for each row when (old.state <> 'dead' and new.state = 'dead') execute function outbox_internal.row_died();
+
+create or replace trigger sink_paused after update of paused on outbox.sink
+for each row when (old.paused <> new.paused) execute function outbox_internal.sink_paused();
+
+create or replace trigger keep_archive_names before update of archived_to, writing_to on outbox.day
+for each row execute function outbox_internal.keep_archive_names();
+
+create or replace trigger keep_patterns after insert or update of patterns, generation on outbox.sink
+for each row execute function outbox_internal.keep_patterns();
+
+create or replace trigger passes_deleted after delete on outbox.sink
+referencing old table as removed
+for each statement execute function outbox_internal.passes_deleted();
+
+-- A claim begins a lease. A seek and a rename raise epochs, too, and leave the lease alone. A shard of a replay (`~ID`) has
+-- no passes.
+create or replace trigger mark_generation before update on outbox.shard
+for each row when (new.owner is not null and new.epoch <> old.epoch and new.lease_until <> old.lease_until and new.sink < '~')
+execute function outbox_internal.mark_generation();
+
+create or replace trigger begin_claimed after update on outbox.shard
+for each row when (new.owner is not null and new.epoch <> old.epoch and new.lease_until <> old.lease_until and new.sink < '~')
+execute function outbox_internal.begin_claimed();
+
+create or replace trigger keep_late after delete on outbox.progress
+    referencing old table as gone for each statement execute function outbox_internal.keep_late();
+
+create or replace trigger replays_cancelled after delete on outbox.sink
+referencing old table as removed
+for each statement execute function outbox_internal.replays_cancelled();
+
+create or replace trigger fill_shard before insert on outbox.event
+for each row when (new.shard is null or new.shard not between 0 and 63) execute function outbox_internal.fill_shard();
+
+create or replace trigger foreign_sink after insert on outbox.sink
+    for each row when (new.home is distinct from outbox_internal.home()) execute function outbox_internal.find_foreign_sink();
+
+create or replace trigger sinks_come_home after update of system_identifier on outbox.meta
+    for each row when (new.system_identifier = outbox_internal.home()) execute function outbox_internal.bring_sinks_home();
+
+-- Only dead rows call the function. A dead letter that a replay gives to its target died before.
+create or replace trigger notify_new_dead after insert on outbox.delivery
+for each row when (new.state = 'dead') execute function outbox_internal.notify_dead();
+
+create or replace trigger notify_dead after update of state on outbox.delivery
+for each row when (old.state <> 'dead' and new.state = 'dead') execute function outbox_internal.notify_dead();
+
+create or replace trigger notices_deleted after delete on outbox.sink
+referencing old table as removed
+for each statement execute function outbox_internal.notices_deleted();
+
+create or replace trigger history_deleted after delete on outbox.sink
+referencing old table as removed
+for each statement execute function outbox_internal.history_deleted();
+
+create or replace trigger row_revived before update of state on outbox.delivery
+for each row when (old.state = 'dead' and new.state <> 'dead') execute function outbox_internal.row_revived();
+
+create or replace trigger schedule_changed before update on outbox.schedule
+for each row when ((old.cron, old.timezone, old.type, old.payload, old.headers, old.key, old.missed, old.tenant)
+                   is distinct from
+                   (new.cron, new.timezone, new.type, new.payload, new.headers, new.key, new.missed, new.tenant))
+execute function outbox_internal.schedule_changed();
+
+create or replace trigger move_limits after insert or update of removed_at on outbox.former_sink
+    for each row execute function outbox_internal.move_limits();
+
+create or replace trigger slots_given_up after delete on outbox.relay
+    for each row execute function outbox_internal.slots_given_up();
+
+create or replace trigger spread_scheduled before insert or update of deliver_at on outbox.delivery
+    for each row when (new.deliver_at is not null and new.sink < '~') execute function outbox_internal.spread_scheduled();
+
+create or replace trigger row_went_early after delete on outbox.delivery
+for each row when (old.deliver_at is not null and old.due_at > statement_timestamp() and old.sink < '~')
+execute function outbox_internal.row_went_early();
+
+alter table outbox.event enable always trigger fill_shard;
+alter table outbox.sink enable always trigger foreign_sink;
+alter table outbox.meta enable always trigger sinks_come_home;
+
+alter table outbox.sink alter home set default outbox_internal.home();
