@@ -22,7 +22,7 @@ SERVER_TESTS := tests/support/test_postgres.py tests/property tests/debezium $(a
 	retention_rest roles row_security scheduled_changes schedules schedules_cli schedules_files schedules_relay \
 	schedules_trouble seek session_settings shared_rate shared_slots sinks small_reads spread statement_timeout status \
 	takeover_with_dead_rows tenant_filter ticking trouble ui_bulk ui_contents ui_hostile ui_markup ui_pages ui_plans \
-	ui_schedules unique_keys upgrading why))
+	ui_schedules unique_keys why))
 # Those among them that depend on planner and catalogs.
 CATALOG_TESTS := tests/support/test_postgres.py $(addprefix tests/integration/test_,$(addsuffix .py,dead_rows delivery_plans \
 	emit_sql migrate odd_servers operator_roles plans queue_plans reading_functions roles))

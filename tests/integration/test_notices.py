@@ -89,49 +89,6 @@ def test_no_role_makes_notices_of_its_own(told: Database) -> None:
     assert notices(told) == []
 
 
-def test_the_upgrade_warns_of_reserved_types_in_the_log(told: Database) -> None:
-    query(
-        told,
-        "insert into outbox.event (uid, type, content_type, emitter) "
-        "values (gen_random_uuid(), 'outbox.old', 'x', 'x') returning id",
-    )
-    said = apply_last_part(told)
-    assert "reserved" in said[0]
-
-
-def test_the_upgrade_maps_reserved_types_of_adopted_tables(told: Database) -> None:
-    """Their rows come from applications that know nothing of the relay."""
-    call(
-        told,
-        "create function outbox_internal.debezium_type(row_type text, route text) returns text language sql immutable "
-        "return coalesce(row_type, route)",
-    )
-    assert apply_last_part(told) == []
-    mapped = (
-        "select outbox_internal.debezium_type('outbox.event', null), outbox_internal.debezium_type(null, 'my.outbox.x')"
-    )
-    assert query(told, mapped) == [("outbox_event", "my.outbox.x")]
-    migrate(told.dsn, debezium=True)
-    assert query(told, mapped) == [("outbox_event", "my.outbox.x")]
-
-
-def apply_last_part(database: Database) -> list[str]:
-    """Run the last part of the migration again; return its warnings."""
-    script = migrations_text().partition("-- Events that are there")[2].partition("\n\n")[2]
-    said: list[str] = []
-    with database.connect(autocommit=True) as connection:
-        connection.add_notice_handler(lambda notice: said.append(notice.message_primary or ""))
-        connection.execute(script.encode())
-    return said
-
-
-def migrations_text() -> str:
-    """Return the text of the migration that made notices."""
-    from outbox_relay.postgres.schema_versions import SCHEMA_FOLDER, migrations
-
-    return next(step.text for step in migrations(SCHEMA_FOLDER) if step.name.endswith("_notices"))
-
-
 # -- dead letters --------------------------------------------------------------------------------------------------
 
 

@@ -119,7 +119,7 @@ def test_a_role_without_payloads_cannot_say_that_a_day_is_archived(database: Dat
             is_archived(connection, lease)
             for call in ("begin_archive(%s::date, %s, 'a')", "record_archive(%s::date, %s, 'a', 'hash', 0)"):
                 with pytest.raises(errors.InsufficientPrivilege):
-                    connection.execute(f"select outbox.{call}".encode(), (date_ago(12), lease))
+                    connection.execute(f"select outbox_internal.{call}".encode(), (date_ago(12), lease))
             assert one(connection, f"select outbox_internal.empty_day('{date_ago(12)}', {lease}, 3)") == "archive"
 
 

@@ -28,7 +28,7 @@ TIMED_OUT = "from pytest-timeout"
 OF_THE_TOOL = "hypothesis.errors."
 """Errors that say something of the drawn sequences, and nothing of the product."""
 """Text of pytest for a test that exceeded its time limit."""
-STANDING = "schema/0033_held_snapshots.sql"
+STANDING = "schema/views.sql"
 CLAIM = "outbox_internal.claim_rows"
 SETTLE = "outbox_internal.settle"
 EARLIER = "outbox_relay/relay/earlier_outcomes.py"
@@ -37,7 +37,7 @@ EARLIER = "outbox_relay/relay/earlier_outcomes.py"
 class Mutation(NamedTuple):
     """A rule, and the text that is replaced to take it out, which is in `place` once.
 
-    `place` is a file, or a function of the database: that means its newest definition, the only one that counts.
+    `place` is a file, or a function of the database.
     """
 
     left_out: str
@@ -47,10 +47,10 @@ class Mutation(NamedTuple):
 
     def found_in(self, root: Path) -> tuple[Path, int, int]:
         """Return the file of `place` below `root`, and the offsets at which `place` begins and ends."""
-        if not self.place.startswith("outbox."):
+        if not self.place.startswith("outbox_internal."):
             file = root / self.place
             return file, 0, len(file.read_text(encoding="utf-8"))
-        return newest_definition(self.place, root)
+        return definition(self.place, root)
 
     def take_out(self, root: Path) -> None:
         """Replace the text in the project below `root`. Raise RuntimeError unless it is there once."""
@@ -62,15 +62,15 @@ class Mutation(NamedTuple):
         file.write_text(text[:start] + mutated + text[end:], encoding="utf-8")
 
 
-def newest_definition(function: str, root: Path) -> tuple[Path, int, int]:
-    """Return the migration that defines `function` last, and the offsets of the definition."""
+def definition(function: str, root: Path) -> tuple[Path, int, int]:
+    """Return the file that defines `function`, and the offsets of the definition."""
     created = re.compile(
-        rf"^create (?:or replace )?function {re.escape(function)}\(.*?^\$\$;$", re.MULTILINE | re.DOTALL
+        rf"^create or replace function {re.escape(function)}\(.*?^\$\$;$", re.MULTILINE | re.DOTALL
     )
-    for file in sorted((root / "schema").glob("[0-9]*.sql"), reverse=True):
+    for file in sorted((root / "schema" / "functions").glob("*.sql")):
         if found := [*created.finditer(file.read_text(encoding="utf-8"))]:
             return file, found[-1].start(), found[-1].end()
-    raise RuntimeError(f"no migration defines {function}")
+    raise RuntimeError(f"no file defines {function}")
 
 
 MUTATIONS = (

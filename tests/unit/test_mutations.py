@@ -15,16 +15,13 @@ def test_what_a_mutation_takes_out_stands_in_the_code_once(mutation: Mutation) -
     assert file.read_text(encoding="utf-8").count(mutation.text, start, end) == 1
 
 
-def test_a_function_is_mutated_where_it_is_defined_last(tmp_path: Path) -> None:
-    (tmp_path / "schema").mkdir()
-    for number in (1, 2):
-        body = "create function outbox.f(n int) returns int\nlanguage plpgsql\nas $$\n  rule\n$$;\n"
-        (tmp_path / "schema" / f"000{number}_f.sql").write_text(f"-- rule\n{body}-- rule\n")
-    Mutation("the rule", "outbox.f", "rule", "gone").take_out(tmp_path)
-    first, last = ((tmp_path / "schema" / f"000{number}_f.sql").read_text() for number in (1, 2))
-    assert first.count("rule") == 3
-    assert last.count("rule") == 2
-    assert "  gone\n" in last
+def test_a_function_is_mutated_and_nothing_beside_it(tmp_path: Path) -> None:
+    file = tmp_path / "schema" / "functions" / "some.sql"
+    file.parent.mkdir(parents=True)
+    body = "create or replace function outbox_internal.{}(n int) returns int\nlanguage plpgsql\nas $$\n  rule\n$$;\n"
+    file.write_text(f"-- rule\n{body.format('f')}-- rule\n{body.format('g')}")
+    Mutation("the rule", "outbox_internal.f", "rule", "gone").take_out(tmp_path)
+    assert file.read_text() == f"-- rule\n{body.format('f').replace('rule', 'gone')}-- rule\n{body.format('g')}"
 
 
 @pytest.mark.parametrize(
