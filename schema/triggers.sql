@@ -78,12 +78,6 @@ for each row when ((old.cron, old.timezone, old.type, old.payload, old.headers, 
                    (new.cron, new.timezone, new.type, new.payload, new.headers, new.key, new.missed, new.tenant))
 execute function outbox_internal.schedule_changed();
 
-create or replace trigger move_limits after insert or update of removed_at on outbox.former_sink
-    for each row execute function outbox_internal.move_limits();
-
-create or replace trigger slots_given_up after delete on outbox.relay
-    for each row execute function outbox_internal.slots_given_up();
-
 create or replace trigger spread_scheduled before insert or update of deliver_at on outbox.delivery
     for each row when (new.deliver_at is not null and new.sink < '~') execute function outbox_internal.spread_scheduled();
 

@@ -168,10 +168,9 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     ('operate', 'function', '{relays_with_schedule, run_schedule, set_schedule}', null, 'EXECUTE'),
     ('owner', 'function', '{emit_schedule, require_schedule, schedule_changed}', null, 'EXECUTE'),
     -- Limits across relays.
-    ('relay', 'function', '{spread_of, state_limits, take_tokens, tend_slots}', null, 'EXECUTE'),
-    ('relay', 'table', '{sink_limit, sink_slot}', null, 'SELECT'),
-    ('read', 'table', '{sink_limit, sink_slot}', null, 'SELECT'),
-    ('owner', 'function', '{lock_limits, move_limits, slot_quotas, slots_given_up, spread_scheduled}', null, 'EXECUTE'),
+    ('relay', 'table', '{sink}', '{rate_per_second, max_in_flight_total, spread_seconds}', 'UPDATE'),
+    ('relay', 'function', '{spread_of}', null, 'EXECUTE'),
+    ('owner', 'function', '{spread_scheduled}', null, 'EXECUTE'),
     -- Notices.
     ('relay', 'function', '{notify_sinks}', null, 'EXECUTE'),
     ('owner', 'function', '{error_class, make_notice, notice_due, notices_deleted, notify_blocked, notify_dead, notify_sink, '

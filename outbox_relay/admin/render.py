@@ -36,7 +36,6 @@ def status_text(found: dict[str, Any]) -> str:
         for name, sink in sinks.items()
         if sink["in_flight_limit"] is not None
     ]
-    lines += [f"{name} waits for {text}" for name, sink in sinks.items() if (text := limits_text(sink))]
     lines.append("")
     if relays is not None:
         lines += table([RELAY_HEADER, *map(_relay_row, relays)]) if relays else [NO_RELAYS]
@@ -55,13 +54,11 @@ def status_text(found: dict[str, Any]) -> str:
 
 
 def limits_text(sink: Mapping[str, Any]) -> str:
-    """Return the limits across all relays that the requests of a sink wait for, which is no trouble; usually none."""
-    texts = {
-        "rate_per_second": f"its rate of {sink['rate_per_second'] or 0:g} per second",
-        "max_in_flight_total": f"its {sink['max_in_flight_total']} requests in flight",
-    }
-    waits = " and ".join(texts[name] for name in sink["at_limit"])
-    return f"{waits} on all relays, as configured" if waits else ""
+    """Return the limits of a sink across all relays; empty without any."""
+    rate, total = sink["rate_per_second"], sink["max_in_flight_total"]
+    limits = [] if rate is None else [f"{rate:g} events per second"]
+    limits += [] if total is None else [f"{total} requests in flight"]
+    return f"at most {' and '.join(limits)} on all relays" if limits else ""
 
 
 def not_answered_lines(found: dict[str, Any]) -> list[str]:

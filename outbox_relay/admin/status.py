@@ -49,7 +49,7 @@ async def status(store: Store) -> dict[str, Any]:
     - ``in_flight_limit``: the concurrency of a relay after the destination requested less; None means the configured
       maximum.
     - ``rate_per_second``, ``max_in_flight_total``, ``spread_seconds``: the limits across all relays, each None without
-      one. ``at_limit`` names those that requests have waited for in the last five seconds.
+      one.
     - ``paused_reason``: the reason for which a relay paused the sink, or None.
     - ``last_error``: the last error of the destination; None if there is none, or if it is over: the circuit is closed,
       and an event was delivered after the error. ``last_error_at`` and ``last_error_mended_at`` are the times of the
@@ -170,7 +170,6 @@ def _delivery(sink: Any) -> dict[str, Any]:
         "rate_per_second": sink.rate_per_second,
         "max_in_flight_total": sink.max_in_flight_total,
         "spread_seconds": sink.spread_seconds,
-        "at_limit": sink.at_limit,
         "paused": sink.paused,
         "paused_reason": sink.paused_reason,
         **_last_error(sink),

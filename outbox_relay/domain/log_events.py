@@ -92,9 +92,6 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "shards.lost": "shards lost",
         "shards.claim_undone": "shards of a claim without an answer released",
         "leases.failed": "a round of leases failed; the relay tries again",
-        "limits.refused": "the limits of a sink stay as they were",
-        "rate.not_taken": "no tokens of the rate were taken; the relay tries again",
-        "slots.not_renewed": "slots were not renewed; the relay tries again",
         # Replays
         "replay.serving": "serving a replay",
         "replay.unserved": "a replay cannot be delivered here",

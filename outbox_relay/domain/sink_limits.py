@@ -6,6 +6,8 @@ from hashlib import sha256
 from typing import NamedTuple
 from uuid import UUID
 
+from outbox_relay.domain.event import SHARDS
+
 
 class SinkLimits(NamedTuple):
     """The limits of a sink across all relays, each None without one.
@@ -20,6 +22,35 @@ class SinkLimits(NamedTuple):
 
 
 NO_LIMITS = SinkLimits()
+BURST_SECONDS = 0.5
+"""Time for which unused tokens of a rate are kept."""
+
+
+def in_flight_share(total: int, shards: int, relays: int) -> int:
+    """Return how many of ``total`` requests in flight the owner of ``shards`` may have, of ``relays`` that share them.
+
+    Each owner has one, and its part of the others. The sum is at most ``total`` if there are no more relays than that.
+    """
+    return 1 + max(0, total - relays) * shards // SHARDS if shards else 0
+
+
+class TokenBucket:
+    """The tokens of a rate that may change: those of ``BURST_SECONDS``, and one more for a look that comes late."""
+
+    def __init__(self, now: float) -> None:
+        self._tokens = 0.0
+        self._filled_at = now
+
+    def fill(self, rate: float, now: float) -> int:
+        """Add the tokens that ``rate`` has earned since the last call; return how many there are."""
+        earned = rate * max(0.0, now - self._filled_at)
+        self._tokens = min(1.0 + rate * BURST_SECONDS, self._tokens + earned)
+        self._filled_at = now
+        return max(0, int(self._tokens))
+
+    def add(self, tokens: int) -> None:
+        """Give tokens back, or take them (below 0)."""
+        self._tokens += tokens
 
 
 def spread_of(uid: str, spread_seconds: float) -> float:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from outbox_relay.domain.sink_limits import SinkLimits
 from outbox_relay.domain.window import Tick
 from outbox_relay.postgres.database import Database
 from outbox_relay.postgres.rows import SinkRow
@@ -67,6 +68,11 @@ class SinkStatements(Database):
     async def former_sinks(self, names: Iterable[str], deadline: float | None = None) -> dict[str, str | None]:
         """Return those of ``names`` that sinks had, with their new names; None for a sink that was removed."""
         return dict(await self._rows("former_sinks", {"sinks": list(names)}, deadline=deadline))
+
+    async def state_limits(self, limits: Mapping[str, SinkLimits], server: str | None = None) -> None:
+        """Put the limits of sinks in force on all relays."""
+        stated = [{"sink": sink, **each._asdict()} for sink, each in limits.items()]
+        await self._do("state_limits", {"limits": json.dumps(stated), "server": server})
 
     async def record_circuit(
         self, sink: str, circuit: str, error: str | None, in_flight_limit: int | None, pause_after_seconds: float

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from outbox_relay.postgres.delivery_statements import DeliveryStatements
 from outbox_relay.postgres.figure_statements import FigureStatements
-from outbox_relay.postgres.limit_statements import LimitStatements
 from outbox_relay.postgres.log_statements import LogStatements
 from outbox_relay.postgres.queue_statements import QueueStatements
 from outbox_relay.postgres.replay_statements import ReplayStatements
@@ -24,6 +23,5 @@ class Store(
     RetentionStatements,
     FigureStatements,
     ScheduleStatements,
-    LimitStatements,
 ):
     """All statements of the relay on one pool of connections. See ``Database`` for the errors of every call."""

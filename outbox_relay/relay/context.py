@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
@@ -37,19 +36,14 @@ from outbox_relay.relay.due_timer import DueTimer
 from outbox_relay.relay.limiter import ConcurrencyLimiter
 from outbox_relay.relay.parked_limit import ParkedLimit
 from outbox_relay.relay.settler import Settler
-from outbox_relay.relay.shared_limits import UNLIMITED, Admission, SharedLimits
+from outbox_relay.relay.shared_limits import Admission, SharedLimits
 from outbox_relay.relay.sink_leases import SinkLeases
 from outbox_relay.relay.sink_report import SinkReport
 from outbox_relay.relay.turns import Source
-from outbox_relay.sinks import ExtendsDeliveries, Sink
+from outbox_relay.sinks import Sink
 
 LEASE_MARGIN_SECONDS = 5.0
 """Minimum time by which the lease of a row outlasts the time limit of its request."""
-SLOT_LOOK_SECONDS = 1.0
-"""Interval between two looks at the end of a slot in which a delivery may be extended."""
-SLOT_END_SECONDS = 2.5
-"""Time before the end of a slot at which an extended delivery in it is ended. Its worker may have to be killed."""
-SLOT_ENDED = "its slot of max_in_flight_total could not be renewed in time"
 SUSPECT_CRASHES = 2
 """Lapsed leases of a shard from which on its next events become rows, where claims are counted."""
 SUSPECT_CLAIMS = 2
@@ -125,64 +119,32 @@ class DeliveryContext:
     async def admit(self, source: Source, most: int = 1) -> Admission:
         """Wait until the limits of all relays allow a request with up to ``most`` events."""
         source = source if self.spec.replay is None else "replay"
-        return await self.limits.admit(source, self.sink.timeout_seconds, most)
+        return await self.limits.admit(source, most)
 
-    async def deliver(self, events: Sequence[StoredEvent], admission: Admission = UNLIMITED) -> CallResult:
+    @property
+    def may_release(self) -> bool:
+        """True if the limits of all relays let drained shards be released. Those of a replay have no share."""
+        return self.spec.replay is not None or self.limits.may_release(self.sink.timeout_seconds)
+
+    async def deliver(self, events: Sequence[StoredEvent]) -> CallResult:
         """Deliver events of owned shards, and return a verdict for each.
 
         Raises ``LeaseLost`` if a lease ended before all of them were handed over.
         """
         until = self.until(events)
-        answer = await self.call(events, until, admission)
+        answer = await self.call(events, until)
         if lease_clock() >= until and any(isinstance(verdict, Unavailable) for verdict in answer.verdicts):
             self.until(events)
         return answer
 
-    async def call(
-        self, events: Sequence[StoredEvent], until: float, admission: Admission = UNLIMITED, attempt: int = 0
-    ) -> CallResult:
-        """Call the sink, as ``Sink.deliver`` says, and time the call.
-
-        An event that was not handed over because the ``admission`` had ended says nothing about the destination.
-        """
+    async def call(self, events: Sequence[StoredEvent], until: float, attempt: int = 0) -> CallResult:
+        """Call the sink, as ``Sink.deliver`` says, and time the call."""
         began = time.monotonic()
         self.measures.begin_call()
         try:
-            if admission is UNLIMITED:
-                return CallResult(await self.sink.deliver(events, until, attempt), time.monotonic() - began)
-            verdicts = await self._deliver(events, min(until, admission.until), attempt, admission)
+            return CallResult(await self.sink.deliver(events, until, attempt), time.monotonic() - began)
         finally:
             self.measures.end_call()
-        if lease_clock() >= admission.until:
-            verdicts = [replace(each, behind=True) if isinstance(each, Unavailable) else each for each in verdicts]
-        return CallResult(verdicts, time.monotonic() - began)
-
-    async def _deliver(
-        self, events: Sequence[StoredEvent], until: float, attempt: int, admission: Admission
-    ) -> Sequence[Verdict]:
-        """Call the sink. End a call with extended deliveries before the slot of its ``admission`` ends.
-
-        The slot is in use until a cancelled call has really ended.
-        """
-        call, sink = self.sink.deliver(events, until, attempt), self.sink
-        if admission.leased_until == float("inf") or not isinstance(sink, ExtendsDeliveries):
-            return await call
-        task, ids = asyncio.ensure_future(call), {event.id for event in events}
-        try:
-            while not task.done():
-                ahead = 0.0 if ids.isdisjoint(sink.deadlines()) else SLOT_END_SECONDS
-                left = admission.leased_until - ahead - lease_clock()
-                if left <= 0.0:
-                    task.cancel()
-                    await asyncio.wait({task})
-                    await sink.end(ids)
-                else:
-                    await asyncio.wait({task}, timeout=min(left, SLOT_LOOK_SECONDS))
-        except asyncio.CancelledError:
-            task.cancel()
-            admission.lasts(sink.end(ids))
-            raise
-        return [Unavailable(SLOT_ENDED, behind=True) for _ in events] if task.cancelled() else task.result()
 
     def delivered(self, permit: Permit) -> None:
         """Record that the destination accepted an event."""

@@ -190,7 +190,7 @@ class BatchDispatcher:
         if not batches:
             return
         events = parts[0] if len(parts) == 1 else list(chain.from_iterable(parts))
-        verdicts, seconds = await self._context.deliver(events, admission)
+        verdicts, seconds = await self._context.deliver(events)
         if verdicts.count(DELIVERED) == len(events):
             self._context.delivered(permit)
             self._context.record_delivered(events, verdicts, seconds)

@@ -134,7 +134,7 @@ class RequestDispatcher:
         while True:
             permit, admission = await self._admitted()
             began = began or time.monotonic()
-            request = asyncio.ensure_future(context.deliver([event], admission))
+            request = asyncio.ensure_future(context.deliver([event]))
             if admission is not UNLIMITED:
                 request.add_done_callback(admission.end)
             if await self._outlasts(request, began):

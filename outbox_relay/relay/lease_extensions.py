@@ -43,8 +43,7 @@ class LeaseExtensions:
         """Extend leases until cancelled. Raises ``DatabaseUnavailable``."""
         sink = self._context.sink
         if isinstance(sink, ExtendsDeliveries):
-            with self._context.limits.outlasting(sink.deadlines):
-                await self._extend(sink)
+            await self._extend(sink)
 
     async def _extend(self, sink: ExtendsDeliveries) -> None:
         while True:

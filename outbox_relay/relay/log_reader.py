@@ -157,6 +157,8 @@ class LogReader:
         drained = [group for group in leaving if group.idle or handing_over]
         if not drained or (handing_over and (self._dispatcher.under_way or self._parked.under_way)):
             return
+        if not self._context.may_release:
+            return
         if handing_over:
             self._defer_unsettled()
         await self._settler.flush(everything=True)

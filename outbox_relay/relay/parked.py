@@ -66,7 +66,6 @@ class ParkedDeliveries:
         self._slow_deliveries = SlowDeliveries(context, slow_requests, self._settler, self._extensions)
         self._calls_wait = isinstance(context.sink, Prefetches)
         """True if each call waits for another process, and so gives other tasks their turn."""
-        self._expects_rows = False
         self._finishing = Finishing()
         self._ahead: asyncio.Task[ClaimedCalls] | None = None
         """The claim of the rows that follow those whose calls begin at present."""
@@ -133,8 +132,6 @@ class ParkedDeliveries:
             await self._deliver(tasks, await self._claimed_ahead(), UNLIMITED)
         elif not context.limits.active:
             await self._claim_admitted(tasks, permit, UNLIMITED, self._claim_rows(permit))
-        elif not self._expects_rows:
-            await self._claim_first(tasks, permit)
         elif (admission := await self._admitted(permit)) is not None:
             rows = self._claim_rows(permit)
             most = min(rows, admission.events) if context.sink.keeps_order else rows
@@ -183,29 +180,12 @@ class ParkedDeliveries:
             self._give_back(calls)
         await self._deliver(tasks, calls, admission)
 
-    async def _claim_first(self, tasks: asyncio.TaskGroup, permit: Permit) -> None:
-        """Claim one row, if any is due, of a sink with limits across all relays, and only then ask for an admission.
-
-        Otherwise relays without a row would wait for what others could use. The row goes back if that takes long.
-        """
-        calls = await self._claim(permit, 1)
-        admission = None
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(START_SECONDS):
-                admission = await self._admitted(permit) if calls.rows else None
-        if admission is not None:
-            self._begin(tasks, calls, admission)
-            return
-        self._end_claim(permit)
-        self._give_back(calls)
-
     async def _claim(self, permit: Permit, most: int) -> ClaimedCalls:
         """Claim at most ``most`` rows, and return the calls that deliver them."""
         sent = lease_clock()
         claimed = await self._claims.claim(most)
         self._pace.claimed(lease_clock() - sent)
         rows = self._settler.deliverable(claimed)
-        self._expects_rows = bool(claimed)
         self._settler.expect(len(rows))
         size = self._context.sink.max_batch
         calls = deque(rows[first : first + size] for first in range(0, len(rows), size))
@@ -358,7 +338,7 @@ class ParkedDeliveries:
         served = 0
         try:
             while rows:
-                await self._call(rows, calls.until, calls.permit, admission)
+                await self._call(rows, calls.until, calls.permit)
                 served += self._context.limiter.limit  # as many calls as all slots make meanwhile
                 if served >= TURN_CALLS and not self._calls_wait:
                     served = 0
@@ -373,12 +353,12 @@ class ParkedDeliveries:
             return False
         return self._may_send(permit) and not self._pace.over_share()
 
-    async def _call(self, rows: list[ClaimedRow], until: float, permit: Permit, admission: Admission) -> None:
+    async def _call(self, rows: list[ClaimedRow], until: float, permit: Permit) -> None:
         """Deliver rows with one call."""
         events, attempt = [row.event for row in rows], next_attempt(rows[0].attempts)
         self._extensions.watch(rows)
         try:
-            answer = await self._context.call(events, until, admission, attempt)
+            answer = await self._context.call(events, until, attempt)
             self._pace.observe(answer.seconds)
             self._settler.settle_call(rows, *answer, permit)
         finally:

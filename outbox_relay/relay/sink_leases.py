@@ -76,6 +76,8 @@ class SinkLeases:
     """The new name of a renamed sink, to be served once the session under the old one has ended."""
     quota: int = field(default=SHARDS, init=False)
     """The number of shards that are this relay's fair share."""
+    relays: int = field(default=1, init=False)
+    """The number of live relays that serve the sink, at least one."""
     excess: int = field(default=0, init=False)
     """The number of shards to drain and release."""
     doubtful_until: float = field(default=0.0, init=False)
@@ -143,6 +145,16 @@ class SinkLeases:
         if self.lost:
             return 0.0
         return min((self._held[s].until if s in self._held else 0.0 for s in shards), default=0.0)
+
+    @property
+    def staying(self) -> int:
+        """The number of owned shards that are not to be drained."""
+        return max(0, len(self._held) - self.excess) if self.serving else 0
+
+    @property
+    def sharing(self) -> int:
+        """The number of shards for which this relay has a share of the sink's limits: all if none stays."""
+        return self.staying or len(self._held)
 
     def leaving(self) -> set[int]:
         """Return the shards to drain.
@@ -331,7 +343,8 @@ class SinkLeases:
             self.wake.set()
 
     def observe_relays(self, relays: int, *, renewed: bool) -> None:
-        """Count the renewals at which no live relay serves a superseded sink."""
+        """Record how many relays serve the sink, and count the renewals at which none serves a superseded one."""
+        self.relays = max(1, relays)
         if relays or not self.superseded:
             self._unserved = 0
         else:

@@ -90,6 +90,5 @@ class SinkRegistration:
         self._leases.registered(generation, spec.routes)
         self.seen_in = server
         log.warning("sink.registered_again", start=self._start, since=began.now.isoformat())
-        for reason in (await self._store.state_limits({spec.name: spec.limits}, server)).values():
-            log.warning("limits.refused", reason=reason)
+        await self._store.state_limits({spec.name: spec.limits}, server)
         return True

@@ -92,9 +92,7 @@ class SinkRelay:
         self.recorder = AttemptRecorder(manager.name, self.log)
         self._fault = SinkFault(self.leases)
         self.registration = SinkRegistration(self.store, self.ticker, manager, self.leases)
-        self.limits = self.target_limits or SharedLimits(
-            self.store, manager.relay, self.leases, manager.lease_seconds, self.log
-        )
+        self.limits = self.target_limits or SharedLimits(self.leases)
 
     @property
     def circuit(self) -> str:
@@ -391,8 +389,3 @@ class SinkRelay:
         await self.lease_manager.give_doubtful_back(self.leases)
         if self.leases.held:
             await self.lease_manager.release(self.leases, set(self.leases.held))
-
-    async def keep_limits(self) -> None:
-        """Keep the limits for all sessions, those of replays too, until cancelled. Raises ``DatabaseUnavailable``."""
-        caller.set(self._caller)
-        await self.limits.run()

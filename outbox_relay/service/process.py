@@ -185,13 +185,12 @@ class Service:
             background = [supervise(name, part) for name, part in self._background.items()]
             background.append(group.create_task(self._replays.run(self._supervisor.supervise)))
             relays = [supervise(f"sink {name}", relay.run, name) for name, relay in self._relays.items()]
-            limits = [supervise(f"limits of {name}", relay.keep_limits) for name, relay in self._relays.items()]
             await self._stopping.wait()
-            await self._stop(relays, limits)
+            await self._stop(relays)
             for task in (*relays, *background):
                 task.cancel()
 
-    async def _stop(self, relays: list[asyncio.Task[None]], limits: list[asyncio.Task[None]]) -> None:
+    async def _stop(self, relays: list[asyncio.Task[None]]) -> None:
         """Let the relays settle or park the events in flight and release their shards, then leave the database."""
         try:
             async with asyncio.timeout(self._stop_after_seconds):
@@ -205,9 +204,9 @@ class Service:
                 task.cancel()
             if relays:
                 await asyncio.wait(relays, timeout=STEP_SECONDS)
-        await self._leave(limits)
+        await self._leave()
 
-    async def _leave(self, limits: list[asyncio.Task[None]]) -> None:
+    async def _leave(self) -> None:
         """Release the remaining shards and rows, and remove this process from the relays of the database.
 
         A relay resets its sink first, so nothing is sent later and its shards may have other owners. ``rebase`` refuses
@@ -215,13 +214,6 @@ class Service:
         """
         await asyncio.gather(*(self._last_step(f"sink {name}", each.leave) for name, each in self._relays.items()))
         await self._last_step("replays", self._replays.leave)
-        for task in limits:  # no request waits for them any more
-            task.cancel()
-        if limits:
-            await asyncio.wait(limits, timeout=STEP_SECONDS)
-        await asyncio.gather(
-            *(self._last_step(f"limits of {name}", each.limits.leave) for name, each in self._relays.items())
-        )
         await self._last_step("this relay's row", self._relays.unregister)
 
     async def _last_step(self, what: str, step: Callable[[], Awaitable[None]]) -> None:

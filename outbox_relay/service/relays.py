@@ -122,14 +122,9 @@ class SinkRelays(Mapping[str, SinkRelay]):
         wanted = [(spec.name, spec.patterns, spec.start) for spec in specs]
         queued = [spec.name for spec in specs if spec.queued]
         generations = await self._store.register_sinks(wanted, result.tick, queued=queued, server=result.incarnation)
-        await self._state_limits([spec for spec in specs if generations.get(spec.name)], result.incarnation)
+        served = {spec.name: spec.limits for spec in specs if generations.get(spec.name)}
+        await self._store.state_limits(served, result.incarnation)
         return generations
-
-    async def _state_limits(self, served: Collection[SinkSpec], server: str | None) -> None:
-        """Put the limits of sinks that this relay can serve in force on all relays."""
-        refused = await self._store.state_limits({spec.name: spec.limits for spec in served}, server)
-        for sink, reason in refused.items():
-            self._log.warning("limits.refused", sink=sink, reason=reason)
 
     def _relay(self, name: str, spec: SinkSpec, generation: int) -> SinkRelay:
         return SinkRelay(

@@ -5,7 +5,7 @@ A plug-in imports from this module alone. Names that it lacks may change in any 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 
@@ -161,10 +161,6 @@ class ExtendsDeliveries(Protocol):
 
     def deadlines(self) -> Mapping[int, float]:
         """Return the ends of such deliveries by the ids of their events, as values of ``lease_clock()``."""
-        ...
-
-    async def end(self, events: Collection[int]) -> None:
-        """End the deliveries of events by their ids, also cancelled ones, and return when none is under way."""
         ...
 
 

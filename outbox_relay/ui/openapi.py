@@ -63,7 +63,6 @@ SINK_FIELDS: Final[Mapping[str, Schema]] = {
     "rate_per_second": _or_null(NUMBER),
     "max_in_flight_total": _or_null(INTEGER),
     "spread_seconds": _or_null(NUMBER),
-    "at_limit": _list({"enum": ["rate_per_second", "max_in_flight_total"]}),
     "oldest_seconds": _or_null(NUMBER),
     "position_lag_seconds": _or_null(NUMBER),
     **dict.fromkeys(("backlog", *STATES), _or_null(INTEGER)),

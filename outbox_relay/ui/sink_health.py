@@ -32,8 +32,8 @@ def judge_sink(sink: dict[str, Any], oldest_seconds: float | None) -> SinkHealth
             SinkHealth("critical", "destination down", reason) if is_open else SinkHealth("warning", "probing", reason)
         )
     if oldest_seconds is not None and oldest_seconds > OLDEST_SECONDS:
-        waits = f", since it waits for {limits}" if (limits := limits_text(sink)) else ""
+        waits = f"; it gets {limits}" if (limits := limits_text(sink)) else ""
         return SinkHealth("warning", "behind", f"its oldest event has waited for {duration(oldest_seconds)}{waits}")
     if sink["last_error"]:
         return SinkHealth("warning", "flowing, with errors", sink["last_error"])
-    return SinkHealth("ok", "flowing", f"waits for {limits}" if (limits := limits_text(sink)) else "")
+    return SinkHealth("ok", "flowing", "")

@@ -27,7 +27,7 @@ ERROR_LOOKS: Final = 200
 """Number of dead and of waiting deliveries that are looked at for them."""
 SINK_FIELDS: Final = (
     "paused", "paused_reason", "circuit", "circuit_seconds", "in_flight_limit", "last_error", "error_seconds",
-    "unowned", "rate_per_second", "max_in_flight_total", "spread_seconds", "at_limit",
+    "unowned", "rate_per_second", "max_in_flight_total", "spread_seconds",
 )  # fmt: skip
 STEP_FIELDS: Final = (
     "age", "delivered", "failed", "dead", "backlog", "oldest", "p50", "p99", "claim_p99", "tick_p99", "settle_p99",

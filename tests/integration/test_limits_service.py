@@ -1,4 +1,4 @@
-"""Limits across relays of whole processes: one that is frozen, and files that change."""
+"""Limits across relays of whole processes whose files change."""
 
 from __future__ import annotations
 
@@ -15,13 +15,10 @@ from tests.support.database import Database, query
 from tests.support.receiver import Receiver
 from tests.support.receiver.gauge import Gauge
 from tests.support.relay_config import webhook_config
-from tests.support.relay_harness import LOST
 from tests.support.service import RelayService
 from tests.support.wait import until
 
-CLAIMS = pytest.mark.parametrize("claim", ["log", "rows"])
 SLOW, FAST = "rate_per_second = 2\nmax_in_flight_total = 2\n", "rate_per_second = 400\nmax_in_flight_total = 6\n"
-LEASED = "select max(lease_until) > clock_timestamp() from outbox.sink_slot where slots > 0"
 
 
 @pytest.fixture
@@ -51,33 +48,6 @@ def sink_of(relay: RelayService) -> dict[str, Any]:
     """Return what `status` says of the sink."""
     found: dict[str, Any] = json.loads(outbox_relay("status", "-c", relay.config, "--json").out)
     return found["sinks"]["crm"]
-
-
-@pytest.mark.slow
-@CLAIMS
-def test_a_frozen_relay_keeps_its_slots_and_sends_nothing_with_them_once_they_have_lapsed(
-    database: Database, receiver: Receiver, gauge: Gauge, tmp_path: Path, claim: str
-) -> None:
-    """Goes red when slots are free with the shards. Takes the time of a lease, of a request and a margin."""
-    text = config(database, receiver, tmp_path, claim, "max_in_flight_total = 4\n")
-    gauge.answer_seconds = 0.5
-    emit(database, 400)
-    expects = {"handed_over", "lease_lost", *LOST}
-    with RelayService(tmp_path, text, "one", expects=expects) as one:
-        until(lambda: gauge.now == 4, seconds=30, what="all slots are in use")
-        with RelayService(tmp_path, text, "two", expects=expects):
-            one.send(signal.SIGSTOP)
-            try:
-                assert query(database, LEASED) == [(True,)]
-                until(lambda: gauge.now == 0, seconds=30, what="its requests have ended")
-                seen = len(receiver.requests)
-                until(lambda: len(receiver.requests) > seen, seconds=60, what="the other relay delivers")
-                assert query(database, "select count(*) from outbox.sink_slot where lease_until < now()") == [(1,)]
-                until(lambda: gauge.now == 4, seconds=60, what="it has all slots")
-            finally:
-                one.send(signal.SIGCONT)
-            until(lambda: len(receiver.requests) > seen + 40, seconds=60, what="both deliver")
-            assert gauge.most == 4
 
 
 @pytest.mark.slow  # test_shared_rate applies the newest configuration

@@ -151,13 +151,9 @@ def test_a_handler_gets_the_tenant_of_its_event(database: Database, tmp_path: Pa
 
 
 def test_the_lease_of_an_extended_delivery_is_extended_and_it_is_made_once(database: Database, tmp_path: Path) -> None:
-    """Its slot of the requests in flight of all relays is extended, too."""
     with relay_of(database, tmp_path, "asynchronous", more="max_in_flight_total = 3") as relay:
         uid = emit_payload(database, '"extend"', "a")
-        left = (
-            "select extract(epoch from least(d.lease_until, s.lease_until) - clock_timestamp())::float"
-            " from outbox.delivery d cross join outbox.sink_slot s"
-        )
+        left = "select extract(epoch from lease_until - clock_timestamp())::float from outbox.delivery"
         long = "the lease is longer than the limit and its margin"
         until(lambda: any(seconds > 7 for (seconds,) in query(database, left)), seconds=SECONDS, what=long)
         (tmp_path / "extended").touch()

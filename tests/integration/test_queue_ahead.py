@@ -160,10 +160,10 @@ async def test_a_limit_counts_from_the_moment_at_which_it_is_known(database: Dat
         limits = harness.relays[0].limits
         await flow(lambda: len(sink.delivered), 300)
         for _ in range(2):
-            assert await harness.store.state_limits({"s": SinkLimits(max_in_flight_total=LIMIT)}) == {}
+            await harness.store.state_limits({"s": SinkLimits(max_in_flight_total=LIMIT)})
             await auntil(lambda: _is(limits.active), seconds=20, what="the limit is known")
             await flow(lambda: len(sink.delivered), len(sink.delivered) + 50)
-            assert await harness.store.state_limits({"s": NO_LIMITS}) == {}
+            await harness.store.state_limits({"s": NO_LIMITS})
             await auntil(lambda: _is(not limits.active), seconds=20, what="the limit is gone")
             await flow(lambda: len(sink.delivered), len(sink.delivered) + 50)
         await _all(database)

@@ -54,7 +54,6 @@ async def filled(books: Ledger) -> str:
     )
     register(books.database, schedule())
     books.do("update outbox.sink set rate_per_second = 5")
-    books.do("insert into outbox.sink_limit (sink, short_at) select 's', clock_timestamp() + interval '1 hour'")
     assert passed
     return books.uid(dead)
 

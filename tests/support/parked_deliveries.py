@@ -76,8 +76,6 @@ class Deliveries:
         self.answer = asyncio.Event()
         self.holds = True
         self.sent: list[int] = []
-        self.admitted = list[Admission]()
-        """The admissions of requests, in the order of ``sent``."""
         self.deleted = list[list[int]]()
         self.wrote = asyncio.Event()
         self.removed = list[int]()
@@ -144,9 +142,8 @@ class Deliveries:
     def _circuit_holds(self, permit: Permit) -> bool:
         return self.holds and permit == CLOSED
 
-    async def _call(self, events: Sequence[Any], _until: float, admission: Admission, _attempt: int) -> CallResult:
+    async def _call(self, events: Sequence[Any], _until: float, _attempt: int) -> CallResult:
         self.sent += [event.id for event in events]
-        self.admitted.append(admission)
         await self.answer.wait()
         return CallResult([DELIVERED] * len(events), 0.001)
 
@@ -198,9 +195,8 @@ class Ahead(Deliveries):
         for _ in range(200):
             self.parked._pace.observe(0.008)  # a claim takes three rows
 
-    async def _call(self, events: Sequence[Any], _until: float, admission: Admission, _attempt: int) -> CallResult:
+    async def _call(self, events: Sequence[Any], _until: float, _attempt: int) -> CallResult:
         self.sent += [event.id for event in events]
-        self.admitted.append(admission)
         await self.answers.acquire()
         return CallResult([DELIVERED] * len(events), 0.008)
 

@@ -123,21 +123,19 @@ async def test_rows_in_hand_are_admitted_one_by_one_once_there_is_a_limit() -> N
 async def test_a_slot_with_an_admission_serves_one_call() -> None:
     """Goes red when calls follow in a slot of the limits across relays, which ends with its admission."""
     deliveries = Deliveries(queued=True)
-    deliveries.answer.set()
-    admission = Admission(1)
-    async with ending_tasks() as tasks:
-        await asyncio.wait_for(await deliveries.start(tasks, admission=admission), 5)
-    assert deliveries.admitted == [admission, UNLIMITED, UNLIMITED]
+    parked, slot = deliveries.parked, Admission(1)
+    assert not parked._keeps_slot(CLOSED, slot)
+    assert parked._keeps_slot(CLOSED, UNLIMITED)
 
 
 async def test_an_admission_of_no_call_is_given_back() -> None:
     """Goes red when a slot of the limits across relays is lost because other slots have served the rows meanwhile."""
     deliveries = Deliveries(queued=True)
-    slots: Any = Mock()
+    limits: Any = Mock()
     await deliveries.parked._pace.take_slot()
     async with ending_tasks() as tasks:
-        deliveries.parked._begin(tasks, ClaimedCalls(deque(), lease_clock() + 5.0, CLOSED), Admission(1, slots=slots))
-    slots.give_back.assert_called_once_with()
+        deliveries.parked._begin(tasks, ClaimedCalls(deque(), lease_clock() + 5.0, CLOSED), Admission(1, limits))
+    limits.ended.assert_called_once_with()
     assert deliveries.limiter.free == 1
 
 

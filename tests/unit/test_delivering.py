@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 from uuid import UUID
 
 import pytest
@@ -21,7 +20,7 @@ from outbox_relay.domain.outcomes import DELIVERED, Failed, Unavailable, Verdict
 from outbox_relay.domain.window import Position, Tick
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.breaker import CircuitBreaker
-from outbox_relay.relay.context import SLOT_END_SECONDS, SLOT_ENDED, CallResult, DeliveryContext
+from outbox_relay.relay.context import CallResult, DeliveryContext
 from outbox_relay.relay.dispatch_batches import BatchDispatcher
 from outbox_relay.relay.dispatch_requests import RequestDispatcher
 from outbox_relay.relay.dispatcher import Dispatcher
@@ -29,7 +28,6 @@ from outbox_relay.relay.due_timer import DueTimer
 from outbox_relay.relay.limiter import ConcurrencyLimiter
 from outbox_relay.relay.parked_limit import ParkedLimit
 from outbox_relay.relay.settler import Settler
-from outbox_relay.relay.shared_limits import Admission
 from outbox_relay.relay.sink_leases import Lease, SinkLeases
 from outbox_relay.relay.sink_report import SinkReport
 from outbox_relay.relay.slow_requests import SlowRequests
@@ -83,62 +81,6 @@ def a_context(sink: Held) -> DeliveryContext:
         SinkReport(NO_STORE, spec("s"), leases, breaker, limiter, parked_limit, changed, RecordedLog()),
         DueTimer(), lambda: datetime.now(UTC), lambda: 0.0,
     )  # fmt: skip
-
-
-class Extending(Held):
-    """A sink whose deliveries may be extended."""
-
-    def __init__(self, *, keeps_order: bool = True) -> None:
-        super().__init__(keeps_order=keeps_order)
-        self.extended: dict[int, float] = {}
-        self.has_ended = asyncio.Event()
-        self.ending: list[int] = []
-
-    def deadlines(self) -> Mapping[int, float]:
-        return self.extended
-
-    async def end(self, events: Collection[int]) -> None:
-        self.ending += events
-        await self.has_ended.wait()
-
-
-async def test_a_cancelled_delivery_keeps_its_slot_until_it_has_ended() -> None:
-    """The fence: goes red when a handler that runs on no longer counts, since its session has ended."""
-    sink, given_back = Extending(keeps_order=False), list[bool]()
-    slot = SimpleNamespace(
-        leased_until=lease_clock() + 60, give_back=lambda: given_back.append(sink.has_ended.is_set())
-    )
-    admission, event = Admission(1, lease_clock() + 60, cast("Any", slot)), an_event("k")
-    call = asyncio.ensure_future(a_context(sink).call([event], lease_clock() + 60, admission))
-    call.add_done_callback(admission.end)
-    await sink.has_calls(1)
-    call.cancel()
-    await asyncio.wait({call})
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert (sink.ending, given_back) == ([event.id], [])
-    sink.has_ended.set()
-
-    async def is_free() -> bool:
-        return given_back == [True]
-
-    await auntil(is_free, seconds=5, what="the slot is free")
-
-
-async def test_a_delivery_ends_with_its_slot_unless_that_is_renewed() -> None:
-    """The fence: goes red when an extended delivery outlasts its slot, which another relay then has."""
-    sink, event = Extending(keeps_order=False), an_event("k")
-    sink.has_ended.set()
-    context = a_context(sink)
-    slot = SimpleNamespace(leased_until=lease_clock() + SLOT_END_SECONDS + 0.05)
-    sink.extended[event.id] = lease_clock() + 60
-    call = context.call([event], lease_clock() + 60, Admission(1, lease_clock() + 60, cast("Any", slot)))
-    assert (await asyncio.wait_for(call, 5)).verdicts == [Unavailable(SLOT_ENDED, behind=True)]
-    assert sink.ending == [event.id]
-    slot.leased_until = lease_clock() + 60
-    call = context.call([event], lease_clock() + 60, Admission(1, lease_clock() + 60, cast("Any", slot)))
-    sink.answering.set()
-    assert (await asyncio.wait_for(call, 5)).verdicts == [DELIVERED]
 
 
 def a_batch_dispatcher(sink: Held, want_more: asyncio.Event | None = None) -> BatchDispatcher:

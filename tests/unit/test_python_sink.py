@@ -143,24 +143,6 @@ async def test_a_cancelled_plain_call_keeps_its_time_limit(tmp_path: Path, monke
         assert other.attempt.code == "bystander"
 
 
-async def test_a_cancelled_call_that_must_end_ends_with_its_worker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Goes red when a plain handler runs on in a slot that another relay has by now."""
-    monkeypatch.setattr(worker_process, "LATE_SECONDS", 0.3)
-    async with python_sink("plain", tmp_path) as running:
-        assert await running.deliver("first") == DELIVERED
-        bad = asyncio.ensure_future(running.deliver("sleep"))
-        await running.noted("began")
-        [(process, call)] = [(each, call) for each in running.sink.processes for call in each.calls.values()]
-        bad.cancel()
-        await asyncio.wait({bad})
-        assert process.calls
-        await asyncio.wait_for(running.sink.end([call.event]), 6)  # the handler sleeps for minutes
-        assert not process.calls
-        await asyncio.wait_for(running.sink.end([call.event]), 6)
-
-
 async def test_an_asynchronous_handler_that_does_not_end_is_cancelled_or_killed(tmp_path: Path) -> None:
     async with python_sink("asynchronous", tmp_path, timeout_seconds=0.3) as running:
         assert await running.deliver("first") == DELIVERED

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from outbox_relay import admin
+from outbox_relay.admin import render
 from outbox_relay.admin.text import duration, replace_unprintable, table
 
 SINK: dict[str, Any] = {
@@ -22,7 +23,6 @@ SINK: dict[str, Any] = {
     "in_flight_limit": None,
     "rate_per_second": None,
     "max_in_flight_total": None,
-    "at_limit": [],
     "paused": False,
     "paused_reason": None,
     "last_error": None,
@@ -170,19 +170,16 @@ def test_a_throttled_sink_has_a_line() -> None:
     assert "crm throttles: at most 8 requests at once per relay, for now" in admin.status_text(found).splitlines()
 
 
-def test_a_sink_that_waits_for_its_limits_has_a_line_that_is_no_trouble() -> None:
-    limits = {"rate_per_second": 2.5, "max_in_flight_total": 20, "at_limit": ["rate_per_second", "max_in_flight_total"]}
-    found: dict[str, Any] = {
-        "relays": [],
-        "sinks": {"crm": {**SINK, **limits}, "other": {**SINK, **limits, "at_limit": []}},
-        "unrouted": [],
-        "in_default_partition": 0,
-        "retention": RETENTION,
-    }
-    lines = [line for line in admin.status_text(found).splitlines() if "waits" in line]
-    assert lines == [
-        "crm waits for its rate of 2.5 per second and its 20 requests in flight on all relays, as configured"
-    ]
+@pytest.mark.parametrize(
+    ("rate", "total", "text"),
+    [
+        (None, None, ""),
+        (2.5, None, "at most 2.5 events per second on all relays"),
+        (1000, 20, "at most 1000 events per second and 20 requests in flight on all relays"),
+    ],
+)
+def test_limits_are_named(rate: float | None, total: int | None, text: str) -> None:
+    assert render.limits_text({**SINK, "rate_per_second": rate, "max_in_flight_total": total}) == text
 
 
 def test_status_of_an_empty_database_says_what_to_do() -> None:

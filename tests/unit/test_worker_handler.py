@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -154,16 +153,10 @@ async def test_a_fault_and_the_ends_of_calls_pass_through_traces() -> None:
         def deadlines(self) -> dict[int, float]:
             return {1: 2.0}
 
-        async def end(self, events: Collection[int]) -> None:
-            ended.extend(events)
-
-    ended: list[int] = []
     for sink in (Faulty(), traced_sink(NoOpTracer(), "work", Faulty())):
         assert isinstance(sink, RunsHandlers)
         assert isinstance(sink, ExtendsDeliveries)
         assert (sink.fault, sink.deadlines()) == ("no worker", {1: 2.0})
-        await sink.end([7])
-    assert ended == [7, 7]
     plain = traced_sink(NoOpTracer(), "work", MemorySink())
     assert isinstance(plain, RunsHandlers)
     assert plain.fault is None

@@ -122,12 +122,12 @@ def _sink(name: str, sink: Mapping[str, Any], oldest_seconds: float) -> Iterator
         )  # fmt: skip
     if (sink["oldest_seconds"] or 0.0) > oldest_seconds and not sink["paused"]:
         severity = "critical" if sink["oldest_seconds"] > VERY_OLD_SECONDS else "warning"
-        waits = f"; it waits for {limits}" if (limits := limits_text(sink)) else ""
+        limited = f"; it gets {limits}" if (limits := limits_text(sink)) else ""
         advice = "if the destination works: run outbox-relay why for the oldest event, and see docs/performance.md"
         yield Finding(
             "sink-behind", severity, f"sink {name} is behind",
-            f"its oldest event has waited for {duration(sink['oldest_seconds'])}; backlog: {sink['backlog']}{waits}",
-            "raise this limit in the file if the destination can take more, and send SIGHUP" if waits else advice,
+            f"its oldest event has waited for {duration(sink['oldest_seconds'])}; backlog: {sink['backlog']}{limited}",
+            "raise its limits in the file if the destination can take more, and send SIGHUP" if limited else advice,
         )  # fmt: skip
     if sink["dead"]:
         yield Finding(

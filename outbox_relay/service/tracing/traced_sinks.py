@@ -6,7 +6,7 @@ what is forwarded.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import TypeAlias
@@ -75,11 +75,6 @@ class _TracedSink:
     def deadlines(self) -> Mapping[int, float]:
         """Return the ends of deliveries that may outlast the time limit of the sink."""
         return self._sink.deadlines() if isinstance(self._sink, ExtendsDeliveries) else {}
-
-    async def end(self, events: Collection[int]) -> None:
-        """End deliveries that may outlast the time limit of the sink."""
-        if isinstance(self._sink, ExtendsDeliveries):
-            await self._sink.end(events)
 
     @property
     def fault(self) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from outbox_relay.delivery import MOST_DELAY_SECONDS
 from outbox_relay.domain.event import StoredEvent
@@ -86,12 +86,6 @@ class PythonSink:
         """Return the ends of calls that last longer than planned, by event, as values of ``lease_clock()``."""
         calls = (call for process in self.processes for call in process.calls.values())
         return {call.event: call.ends_at + MARGIN_SECONDS for call in calls if call.ends_at > call.planned + 1.0}
-
-    async def end(self, events: Collection[int]) -> None:
-        """End the calls of ``events``, also cancelled ones, if need be with their workers."""
-        calls = [(process, call) for process in self.processes for call in process.calls.values()]
-        if ending := [process.expire(call) for process, call in calls if call.event in events]:
-            await asyncio.wait(ending)
 
     async def open(self) -> None:
         """Start the workers. Their handler may still be imported when this returns."""

@@ -94,13 +94,6 @@ class Call:
     waits: bool = False
     """True if the worker made as many calls as it can when this one was sent."""
     stuck: str = ""
-    ended: asyncio.Future[None] | None = None
-    """Done when the worker has ended the call, also a cancelled one. None if that is not of interest."""
-
-    def end(self) -> None:
-        """Record that the worker has ended the call."""
-        if self.ended is not None and not self.ended.done():
-            self.ended.set_result(None)
 
 
 class WorkerProcess:
@@ -270,7 +263,6 @@ class WorkerProcess:
         is_known = any(call.stuck for call in self.calls.values())
         rest = "reset" if self._is_reset else "bystander" if is_known else "died"
         for call in self.calls.values():
-            call.end()
             if not call.answer.done():
                 reason = DATABASE_SILENT if call.stuck == "unavailable" else self._end_reason
                 call.answer.set_result(CallOutcome(call.stuck or rest, reason))
@@ -300,13 +292,6 @@ class WorkerProcess:
         """End a call whose outcome is of no interest, if its handler lets itself be cancelled."""
         if call.number in self.calls:
             self._channel.send("cancel", b"%d" % call.number)
-
-    def expire(self, call: Call) -> asyncio.Future[None]:
-        """End a call that has no time left, with the process unless it ends in ``LATE_SECONDS``. Return its end."""
-        self.cancel(call)
-        call.stuck, call.ends_at = "stuck", min(call.ends_at, lease_clock())
-        call.ended = call.ended or self._loop.create_future()
-        return call.ended
 
     async def check(self) -> str | None:
         """Return why the handler's database cannot be used, or None."""
@@ -378,7 +363,6 @@ class WorkerProcess:
         call = self.calls.pop(number, None)
         if call is None:
             return
-        call.end()
         if call.waits and outcome.outcome == "unsent":
             outcome = WAITED
         self.served = True
