@@ -116,7 +116,7 @@ class SharedLimits:
     def _begin(self, events: int) -> int:
         """Count a request with so many events; return their number."""
         self._in_flight += 1
-        self._served_at = time.monotonic()
+        self._served_at, self._over_since = time.monotonic(), float("inf")
         if self.rate is not None:
             self._bucket.add(-events)
         return events

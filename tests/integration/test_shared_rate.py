@@ -148,22 +148,6 @@ def _replayed(clients: Clients) -> int:
     return sum(len(sink.delivered) for _, _, sink in clients.made)
 
 
-# -- what it costs ----------------------------------------------------------------------------------------------------
-
-
-async def test_limits_cost_no_statement(database: Database) -> None:
-    """Goes red when a limit asks the database for anything beyond what a sink without limits asks."""
-    statements = list[set[str]]()
-    for limits in (NO_LIMITS, SinkLimits(2000.0, 10)):
-        emit(database, 600)
-        sink = MemorySink(keeps_order=False)
-        async with running(database.dsn, (spec("s", limits=limits), sink)) as harness:
-            await auntil(lambda sink=sink: _is(len(sink.delivered) >= 600), seconds=20, what="all come")
-            await harness.settled()
-        statements.append(set(harness.store.calls))
-    assert statements[1] <= statements[0]
-
-
 # -- the database and the configuration -------------------------------------------------------------------------------
 
 

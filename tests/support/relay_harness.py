@@ -250,12 +250,6 @@ class RelayHarness:
             await asyncio.wait_for(self.replays.stop(), seconds)
             await self.replays.leave()
         await asyncio.wait_for(asyncio.gather(*self.tasks[2 : 2 + len(self.relays)]), seconds)
-        limits = self.tasks[2 + len(self.relays) : 2 + 2 * len(self.relays)]
-        for task in limits:
-            task.cancel()
-        await asyncio.gather(*limits, return_exceptions=True)
-        for relay in self.relays:
-            await relay.limits.leave()
         await self.lease_manager.leave()
         await self.crash()
 
