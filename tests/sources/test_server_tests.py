@@ -30,7 +30,7 @@ OTHER_FILES = {
         main_job
     """,
     "thorough, and so run on one version only": "blackhole chaos_days clock prometheus",
-    "a minute for each case, and only of the pace of statements that shared_rate tests": "rate_accuracy",
+    "half a minute for each case, and only of the pace that shared_rate tests": "rate_accuracy",
     "of several versions by itself": "pg_upgrade",
     "commands and the page: what they say, of functions that other files test": """
         attempt_commands check_online cli config_commands dead_commands reasons ui_actions ui_api ui_mounted
