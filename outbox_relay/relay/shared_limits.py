@@ -114,7 +114,7 @@ class SharedLimits:
         return tokens if self.free else 0
 
     def _begin(self, events: int) -> int:
-        """Count a request with so many events; return their number."""
+        """Count a request with that many events; return their number."""
         self._in_flight += 1
         self._served_at, self._over_since = time.monotonic(), float("inf")
         if self.rate is not None:

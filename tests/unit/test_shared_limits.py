@@ -33,7 +33,7 @@ class Share:
         self.own(shards)
 
     def own(self, shards: int) -> None:
-        """Own so many shards."""
+        """Own that many shards."""
         self.leases.replace(dict.fromkeys(range(shards), Lease(1, 1e12, 0)))
 
     def ask(self, source: Any = "log", most: int = 1) -> asyncio.Task[Admission]:
