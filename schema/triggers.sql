@@ -21,26 +21,6 @@ for each row when (old.paused <> new.paused) execute function outbox_internal.si
 create or replace trigger keep_archive_names before update of archived_to, writing_to on outbox.day
 for each row execute function outbox_internal.keep_archive_names();
 
-create or replace trigger keep_patterns after insert or update of patterns, generation on outbox.sink
-for each row execute function outbox_internal.keep_patterns();
-
-create or replace trigger passes_deleted after delete on outbox.sink
-referencing old table as removed
-for each statement execute function outbox_internal.passes_deleted();
-
--- A claim begins a lease. A seek and a rename raise epochs, too, and leave the lease alone. A shard of a replay (`~ID`) has
--- no passes.
-create or replace trigger mark_generation before update on outbox.shard
-for each row when (new.owner is not null and new.epoch <> old.epoch and new.lease_until <> old.lease_until and new.sink < '~')
-execute function outbox_internal.mark_generation();
-
-create or replace trigger begin_claimed after update on outbox.shard
-for each row when (new.owner is not null and new.epoch <> old.epoch and new.lease_until <> old.lease_until and new.sink < '~')
-execute function outbox_internal.begin_claimed();
-
-create or replace trigger keep_late after delete on outbox.progress
-    referencing old table as gone for each statement execute function outbox_internal.keep_late();
-
 create or replace trigger replays_cancelled after delete on outbox.sink
 referencing old table as removed
 for each statement execute function outbox_internal.replays_cancelled();

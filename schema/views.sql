@@ -131,13 +131,10 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
                           'is_past, keep_archive_names, keeper_names, kept_since, lease_interval, mark_clock, more_days, part_of, partitions, past_days, '
                           'require_day, weigh_retention}', null, 'EXECUTE'),
 
-    -- Passes.
-    ('relay', 'function', '{trim_discarded, trim_passes, why}', null, 'EXECUTE'),
+    -- Why.
+    ('relay', 'function', '{trim_discarded, trim_routes, why}', null, 'EXECUTE'),
     ('read', 'function', '{event_states, why}', null, 'EXECUTE'),
-    ('owner', 'function', '{begin_claimed, begin_passes, end_passes, in_seconds, keep_late, keep_patterns, keep_rows_ahead, '
-                          'mark_generation, move_passes, newest_xid, pass_spans, passage, passage_states, passes_deleted, '
-                          'recorded_deliveries, '
-                          'type_matches}', null, 'EXECUTE'),
+    ('owner', 'function', '{event_routing, in_seconds, record_routes, routed_states, type_matches}', null, 'EXECUTE'),
     -- Erase.
     ('operate', 'function', '{erase}', null, 'EXECUTE'),
     -- Called by functions that read the log, with the rights of their caller.

@@ -19,11 +19,10 @@ PASSED_BY = {
 }
 UNKNOWN = {
     "rebase needed": "the database was restored: stop every relay, then run outbox-relay rebase",
-    "too many rows": "too many rows of outbox.delivery were beyond the position when the sink was moved, or its routes "
-    "changed",
     "past retention": "the event is past retention, and no record of its delivery is kept",
     "before a rebase": "the event is older than the last rebase",
-    "before passes were recorded": "the sink passed it under an earlier version of the schema, which kept no record",
+    "routes changed": "it was waiting when the routes of the sink changed: the old or the new ones may have applied",
+    "sink moved": "it was waiting when the sink was put at another place: it was skipped, or a relay had it already",
 }
 
 

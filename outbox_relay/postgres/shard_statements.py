@@ -117,11 +117,6 @@ class ShardStatements(Database):
         [(again,)] = await self._rows("raise_ledger_starts", {})
         return again
 
-    async def trim_passes(self) -> int:
-        """Remove passes that no event of the log can need, a bounded number for each shard; return how many."""
-        [(removed,)] = await self._rows("trim_passes", {})
-        return removed
-
     async def trim_former_positions(self, most: int) -> int:
         """Delete up to ``most`` positions of names that no sink has; return their number."""
         return await self._do("trim_former_positions", {"most": most})

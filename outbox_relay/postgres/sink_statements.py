@@ -32,7 +32,9 @@ class SinkStatements(Database):
             {"name": name, "patterns": list(patterns), "start": start, "claim": _claim(name in queued)}
             for name, patterns, start in wanted
         ]
-        return dict(await self._rows("register_sinks", {**_registration(sinks, tick), "server": server}))
+        registered = dict(await self._rows("register_sinks", {**_registration(sinks, tick), "server": server}))
+        await self.trim_routes()  # completes those that this has committed
+        return registered
 
     async def register_missing_sink(
         self, name: str, patterns: Sequence[str], start: str, tick: Tick, *, queued: bool, server: str
@@ -59,11 +61,17 @@ class SinkStatements(Database):
         registration = _registration([{"name": name, "patterns": list(patterns), "claim": _claim(queued)}], tick)
         conditions = {"only_from": generation, "patterns": list(patterns), "server": server}
         rows = await self._rows("reregister_sink", {**registration, **conditions})
+        await self.trim_routes()
         return rows[0][0] if rows else None
 
     async def sinks(self, names: Iterable[str], deadline: float | None = None) -> list[SinkRow]:
         """Return the state of these sinks; unknown names are left out."""
         return [SinkRow(*row) for row in await self._rows("sinks", {"sinks": list(names)}, deadline=deadline)]
+
+    async def trim_routes(self) -> int:
+        """Complete the history of routes, and remove what no event of the log can need; return how many rows."""
+        [(removed,)] = await self._rows("trim_routes", {})
+        return removed
 
     async def former_sinks(self, names: Iterable[str], deadline: float | None = None) -> dict[str, str | None]:
         """Return those of ``names`` that sinks had, with their new names; None for a sink that was removed."""

@@ -116,7 +116,7 @@ class Housekeeping:
             Chore("trim positions of former sinks", partial(store.trim_former_positions, TRIM_ROWS), 600.0, 60.0, bool),
             Chore("trim relays", store.trim_relays, 600.0, 60.0),
             Chore("cap times", partial(store.cap_times, MOST_LEASE_SECONDS), 60.0, 60.0),
-            Chore("trim passes", store.trim_passes, 600.0, 60.0, bool),
+            Chore("trim the history of routes", store.trim_routes, 60.0, 60.0, bool),
             Chore("trim marks of discarded events", partial(store.trim_discarded, TRIM_ROWS), 600.0, 60.0, bool),
             Chore("trim the history", partial(store.trim_history, TRIM_ROWS), 600.0, 60.0, bool),
             Chore("change scheduled events", partial(store.apply_scheduled_changes, CHANGES), 1.0, 2.0, _is_full),

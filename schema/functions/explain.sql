@@ -1,7 +1,5 @@
 -- An event and its states, as `why --json` shows them but for the recorded attempts; null if neither the log, a row, a mark
 -- nor a record has it.
--- As in version 8.
--- As in version 15, with tenant and priority.
 create or replace function outbox.why(wanted uuid) returns json
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
@@ -32,8 +30,8 @@ as $$
      limit 1
 $$;
 
--- The state of an event in each sink, as in version 15. A scheduled event that no sink has read yet is shown as it was changed.
--- As in version 21, and a scheduled event that no sink has read yet is shown with the spread of the sink.
+-- The state of an event in each sink: a replay may have delivered what the sink has not, and a scheduled event that no sink has
+-- read yet is shown as it was changed, with the spread of the sink.
 create or replace function outbox_internal.event_states(wanted uuid) returns table (sink text, state text, details jsonb)
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
@@ -60,7 +58,7 @@ as $$
                coalesce(r.settled, false)
                    and (p.state in ('not routed', 'passed over')
                         or p.state = 'unknown' and p.details ->> 'reason' <> 'rebase needed') as mended
-          from outbox_internal.passage_states(wanted) p
+          from outbox_internal.routed_states(wanted) p
           left join outbox_internal.replay_outcomes(wanted) r on r.sink = p.sink
           left join (
             select l.created_at, l.deliver_at from outbox.event l where l.uid = wanted order by l.id + 0 desc limit 1
@@ -82,9 +80,8 @@ $$;
 -- longer in the log its rows, marks and recorded attempts are known. No payload and no header is returned.
 --
 -- The first that holds: erased · its row · discarded · not passed yet, by patterns that match (scheduled, pending) ·
--- delivered, as recorded · settled by a pass whose patterns match · not routed by any pass · passed over · unknown.
--- As in version 7, from the starts of the ledgers.
-create or replace function outbox_internal.passage_states(wanted uuid) returns table (sink text, state text, details jsonb)
+-- delivered, as recorded · settled under routes that match · unknown · not routed · passed over.
+create or replace function outbox_internal.routed_states(wanted uuid) returns table (sink text, state text, details jsonb)
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
 set timezone = 'UTC'
@@ -114,9 +111,23 @@ as $$
                 or (select l.id from logged l) <= (select f.floor from outbox.meta f))
          order by m.sink, m.at desc
     ),
+    -- An attempt counts for the sink that had its name then, under whatever name it is now known: a name that another sink had
+    -- before lends nothing. A rebase may have given the event another id; an earlier event may have had its uid.
     recorded as materialized (
-        select r.sink, r.details
-          from outbox_internal.recorded_deliveries(wanted, (select l.id from logged l), (select l.created_at from logged l)) r
+        select distinct on (k.name)
+               k.name as sink,
+               jsonb_strip_nulls(jsonb_build_object(
+                   'at', a.at, 'attempt', a.number, 'relay', a.relay, 'status', a.status, 'milliseconds', a.milliseconds,
+                   'topic', a.detail -> 'topic', 'partition', a.detail -> 'partition', 'offset', a.detail -> 'offset')) as details
+          from outbox.attempt a
+          left join logged l on true
+          left join outbox.former_sink f on f.name = a.sink and not exists (select from outbox.sink o where o.name = a.sink)
+          join outbox.sink k on k.name = coalesce(f.renamed_to, a.sink)
+         where a.uid = wanted and a.outcome = 'delivered'
+           and (l.id is null or a.id = l.id
+                or (l.id <= (select m.floor from outbox.meta m) and a.at >= l.created_at))
+           and a.at > coalesce(case when f.name is null then k.named_at else f.named_at end, '-infinity')
+         order by k.name, a.at desc, a.number desc
     ),
     -- After a restore, until the log is rebased, positions say nothing about new events.
     home as materialized (
@@ -134,13 +145,14 @@ as $$
         select k.name, l.id, l.type, l.erased, coalesce(l.deliver_at > now(), false) as later,
                l.deliver_at, l.key, l.shard, p.passed, p.covered, p.routed, p.over_by, p.over_at,
                p.doubtful, p.forgotten,
-               coalesce(p.reading and o.name is not null, false) as reading, o.name as owner, o.lease_seconds,
+               -- A session of other routes drains.
+               coalesce(p.doubtful and o.generation <> k.generation, false) as reading, o.name as owner, o.lease_seconds,
                outbox_internal.type_matches(k.patterns, l.type) as wanted, k.paused, k.circuit, k.last_error
           from outbox.sink k
           left join logged l on true
-          left join lateral outbox_internal.passage(k.name, l.shard, l.id, l.xid, l.type) p on l.id is not null
+          left join lateral outbox_internal.event_routing(k.name, l.shard, l.id, l.xid, l.type) p on l.id is not null
           left join lateral (
-            select coalesce(n.name, h.owner::text) as name, outbox_internal.in_seconds(h.lease_until - now()) as lease_seconds
+            select coalesce(n.name, h.owner::text) as name, h.generation, outbox_internal.in_seconds(h.lease_until - now()) as lease_seconds
               from outbox.shard h left join outbox.relay n on n.id = h.owner
              where h.sink = k.name and h.shard = l.shard and h.owner is not null and h.lease_until > now()
           ) o on true
@@ -211,9 +223,9 @@ as $$
            when j.state = 'unknown' then
                jsonb_build_object('reason', case when (select h.restored from home h) then 'rebase needed'
                                                  when j.id is null then 'past retention'
-                                                 when j.doubtful then 'too many rows'
                                                  when j.forgotten then 'before a rebase'
-                                                 else 'before passes were recorded' end)
+                                                 when j.over_by is not null then 'sink moved'
+                                                 else 'routes changed' end)
            else '{}' end
       from judged j
       left join parked d on d.sink = j.name
@@ -224,288 +236,114 @@ as $$
      order by j.name
 $$;
 
--- Tells if a shard has passed an event, and how. `passed`: by its position. `covered`: a pass has read over it, or an
--- owner has settled it after its pass had ended; `routed`: under patterns that match its type. `reading`: so do those
--- of the open pass. `over_by` and `over_at`: the registration ('start') or seek that last put the shard behind
--- it, when nothing had read it. `doubtful`: a pass that matches ended before it, with more rows than are known.
--- `forgotten`: a rebase came since, and the sink was there before.
--- As in version 7, from the start of the ledger.
-create or replace function outbox_internal.passage(
+-- What is known of the way of an event past a shard of a sink. `passed`: the position of the shard has passed it. The routes of a
+-- change may have been those under which it was read, unless the shard was past it then, if the shard was past it at the next
+-- change, or if relays may still have delivered it afterwards. Between two moves of the sink (start, seek, rebase) it is read
+-- once. `routed`: a reading that is complete was under routes that all match. `doubtful`: some routes match. `covered`: a reading
+-- is complete. `over_by`, `over_at`: what put the sink behind it. `forgotten`: a rebase came after it was passed.
+create or replace function outbox_internal.event_routing(
     sink_name text, event_shard smallint, event_id bigint, event_xid xid8, event_type text,
-    out passed boolean, out covered boolean, out routed boolean, out reading boolean, out doubtful boolean,
-    out over_by text, out over_at timestamptz, out forgotten boolean
+    out passed boolean, out routed boolean, out doubtful boolean, out covered boolean, out over_by text, out over_at timestamptz,
+    out forgotten boolean
 )
 language sql stable
 set search_path = pg_catalog, pg_temp
 set jit = off
 as $$
-    with ledger as materialized (
-        select p.seq, p.epochs[array_position(p.shards, event_shard)] as epoch,
-               outbox_internal.position_passed(event_id, event_xid, p.a_seq, p.a_snapshot, p.a_next, p.b_snapshot, p.last_id,
-                                      m.floor) as passed
-          from outbox.sink k
-         cross join lateral (select g.* from outbox.progress g where g.sink = k.name and g.seq >= k.ledger_start offset 0) p
-         cross join outbox.meta m
-         where k.name = sink_name and event_shard = any (p.shards)
+    with place as materialized (
+        select coalesce((select outbox_internal.position_passed(event_id, event_xid, n.a_seq, n.a_snapshot, n.a_next,
+                                                                n.b_snapshot, n.last_id, m.floor)
+                           from outbox.standing n cross join outbox.meta m
+                          where n.sink = sink_name and n.shard = event_shard), false) as passed
     ),
-    place as materialized (
-        select coalesce((select l.passed from ledger l order by l.epoch desc, l.seq desc limit 1), false) as passed
+    changes as (
+        select r.seq, r.kind, r.at, r.patterns, coalesce(r.upto_id, 9223372036854775807) as upto_id,
+               coalesce(outbox_internal.position_passed(
+                   event_id, event_xid, r.a_seqs[event_shard + 1], r.a_snapshots[event_shard + 1], r.a_nexts[event_shard + 1],
+                   r.b_snapshots[event_shard + 1], r.last_ids[event_shard + 1], m.floor), false) as begun
+          from outbox.sink_route r cross join outbox.meta m
+         where r.sink = sink_name
     ),
-    late as materialized (
-        select v.seq
-          from outbox_internal.pass_spans(sink_name, event_shard) v
-         where exists (select from ledger l
-                        where l.passed and l.epoch >= v.epoch and l.epoch < v.next_epoch and l.seq > v.final_seq)
-            or exists (select from outbox.late_position l
-                        where l.sink = sink_name and l.shard = event_shard and l.epoch >= v.epoch and l.epoch < v.next_epoch
-                          and outbox_internal.position_passed(event_id, event_xid, l.a_seq, l.a_snapshot, l.a_next, l.b_snapshot,
-                                                     l.last_id, (select m.floor from outbox.meta m)))
+    spans as (
+        select c.kind, c.at, c.seq, c.begun, c.patterns, coalesce(lag(c.begun) over w, false) as begun_before,
+               coalesce(lead(c.begun) over w, (select p.passed from place p)) as ended, lead(c.upto_id) over w as upto_id,
+               count(*) filter (where c.kind in ('start', 'seek', 'rebase')) over w as reading
+          from changes c
+        window w as (order by c.seq)
     ),
-    bounds as (
-        select p.seq, p.kind, p.generation, p.begun_at, p.ended_at, p.more_rows,
-               outbox_internal.position_passed(event_id, event_xid, p.a_seq, p.a_snapshot, p.a_next, p.b_snapshot, p.last_id,
-                                      m.floor) as at_begin,
-               case when p.ended_at is not null
-                    then outbox_internal.position_passed(event_id, event_xid, p.end_a_seq, p.end_a_snapshot, p.end_a_next,
-                                                p.end_b_snapshot, p.end_last_id, m.floor) end as at_end
-          from outbox.sink_pass p
-         cross join outbox.meta m
-         where p.sink = sink_name and p.shard = event_shard
+    readings as (
+        select s.reading, bool_or(s.ended) as complete,
+               bool_or(outbox_internal.type_matches(s.patterns, event_type))
+                   filter (where not s.begun and (s.ended or event_id <= s.upto_id)) as some_match,
+               bool_and(outbox_internal.type_matches(s.patterns, event_type))
+                   filter (where not s.begun and (s.ended or event_id <= s.upto_id)) as all_match
+          from spans s
+         where s.kind <> 'end'
+         group by s.reading
     ),
-    passes as (
-        select b.seq, b.kind, b.generation, b.begun_at, b.ended_at, b.more_rows, b.at_begin,
-               coalesce(b.at_end, lead(b.at_begin) over (order by b.seq), (select l.passed from place l)) as at_end
-          from bounds b
-    ),
-    judged as (
-        select p.seq, p.kind, p.begun_at, p.ended_at, p.more_rows and not p.at_end as doubtful,
-               p.at_begin and p.kind in ('start', 'seek')
-                   and not coalesce(lag(p.at_end) over (order by p.seq), p.kind <> 'start') as passed_over,
-               t.patterns is not null
-                   and not p.at_begin and (p.at_end or p.seq in (select v.seq from late v)) as covered,
-               outbox_internal.type_matches(t.patterns, event_type) as wanted
-          from passes p
-          left join outbox.sink_patterns t on t.sink = sink_name and t.generation = p.generation
+    moves as (
+        select s.kind, s.at from spans s
+         where s.kind in ('start', 'seek') and s.begun and not s.begun_before
+         order by s.seq desc limit 1
     )
-    select (select l.passed from place l),
-           coalesce(bool_or(j.covered), false),
-           coalesce(bool_or(j.covered and j.wanted), false)
-               or exists (select from outbox.row_ahead w where w.sink = sink_name and w.id = event_id),
-           coalesce((array_agg(j.wanted and j.ended_at is null order by j.seq desc))[1], false),
-           coalesce(bool_or(j.doubtful and j.wanted), false),
-           (array_agg(j.kind order by j.seq desc) filter (where j.passed_over))[1],
-           (array_agg(j.begun_at order by j.seq desc) filter (where j.passed_over))[1],
-           event_id <= (select m.floor from outbox.meta m) and not coalesce(bool_or(j.kind = 'start'), false)
-      from judged j
+    select (select p.passed from place p), coalesce(bool_or(r.complete and r.all_match), false),
+           coalesce(bool_or(r.some_match), false), coalesce(bool_or(r.complete and r.some_match is not null), false),
+           (select v.kind from moves v), (select v.at from moves v),
+           exists (select from spans s where s.kind = 'rebase' and s.begun)
+      from readings r
 $$;
 
--- The passes of a shard that have ended: the epochs of their owners (up to `next_epoch`), and the row of the ledger that was the
--- last one to count.
-create or replace function outbox_internal.pass_spans(sink_name text, of_shard smallint) returns table (
-    seq bigint, epoch bigint, next_epoch bigint, final_seq bigint
-)
-language sql stable
-set search_path = pg_catalog, pg_temp
-as $$
-    select p.seq, p.epoch, p.next_epoch, coalesce(p.end_seq, p.next_begun_seq)
-      from (
-        select o.seq, o.epoch, o.kind, o.end_seq, lead(o.epoch) over w as next_epoch, lead(o.begun_seq) over w as next_begun_seq
-          from outbox.sink_pass o
-         where o.sink = sink_name and o.shard = of_shard
-        window w as (order by o.seq)
-      ) p
-     where p.next_epoch is not null and p.kind <> 'known'
-$$;
-
--- Begin passes of a sink where its shards stand, under its generation, whatever passes there are.
-create or replace function outbox_internal.begin_passes(sink_name text, pass_kind text) returns void
-language sql volatile
-set search_path = pg_catalog, pg_temp
-as $$
-    insert into outbox.sink_pass (sink, shard, generation, epoch, kind, begun_seq, a_seq, a_snapshot, a_next, b_seq, b_snapshot,
-                                  b_next, last_id)
-    select n.sink, n.shard, k.generation, n.epoch, pass_kind, n.seq, n.a_seq, n.a_snapshot, n.a_next, n.b_seq, n.b_snapshot,
-           n.b_next, n.last_id
-      from outbox.standing n
-      join outbox.sink k on k.name = n.sink
-     where n.sink = sink_name
-     order by n.shard
-$$;
-
--- End the passes of a sink where its shards stand. A shard without a pass gets one that says only that. To be called with
--- the shards locked and their epochs raised, before new positions are written.
-create or replace function outbox_internal.end_passes(sink_name text) returns void
+-- Record that the routes or the place of a sink change, and where its shards stand, in the transaction of the change. While relays
+-- own shards, they may deliver on under the routes before, up to an id that is known after the commit (see
+-- outbox_internal.trim_routes). Without an owner only events with a row are delivered. A claim locks the table before it has its
+-- snapshot: under the lock none is under way that may yet count for the routes before.
+create or replace function outbox_internal.record_routes(sink_name text, change text) returns void
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    complete constant boolean := outbox_internal.keep_rows_ahead(sink_name, array(select generate_series(0, 63))::smallint[]);
+    upto bigint;
 begin
-    insert into outbox.sink_pass (sink, shard, generation, epoch, kind, begun_seq, a_seq, a_snapshot, a_next, b_seq, b_snapshot,
-                                  b_next, last_id)
-    select n.sink, n.shard, k.generation, n.epoch, 'known', n.seq, n.a_seq, n.a_snapshot, n.a_next, n.b_seq, n.b_snapshot,
-           n.b_next, n.last_id
-      from outbox.standing n
-      join outbox.sink k on k.name = n.sink
-     where n.sink = sink_name
-       and not exists (select from outbox.sink_pass p where p.sink = n.sink and p.shard = n.shard);
-    update outbox.sink_pass p
-       set ended_at = clock_timestamp(), end_seq = n.seq, more_rows = not complete,
-           end_a_seq = n.a_seq, end_a_snapshot = n.a_snapshot, end_a_next = n.a_next,
-           end_b_seq = n.b_seq, end_b_snapshot = n.b_snapshot, end_last_id = n.last_id
-      from outbox.standing n
-     where n.sink = sink_name and p.sink = n.sink and p.shard = n.shard and p.ended_at is null
-       and p.seq = (select max(o.seq) from outbox.sink_pass o where o.sink = n.sink and o.shard = n.shard);
+    begin
+        lock table outbox.shard in share row exclusive mode nowait;
+        if not exists (select from outbox.shard s where s.sink = sink_name and s.owner is not null) then
+            upto := coalesce((select max(d.id) from outbox.delivery d where d.sink = sink_name), 0);
+        end if;
+    exception when lock_not_available then
+        null;  -- it may be a claim
+    end;
+    insert into outbox.sink_route (sink, kind, patterns, newest_id, upto_id, a_seqs, a_snapshots, a_nexts, b_snapshots, last_ids)
+    select k.name, change, k.patterns, coalesce(pg_sequence_last_value('outbox.event_id_seq'), 0), upto,
+           array_agg(n.a_seq order by m), array_agg(n.a_snapshot order by m), array_agg(n.a_next order by m),
+           array_agg(n.b_snapshot order by m), array_agg(n.last_id order by m)
+      from outbox.sink k
+     cross join generate_series(0, 63) m
+      left join outbox.standing n on n.sink = k.name and n.shard = m
+     where k.name = sink_name
+     group by k.name;
 end
 $$;
 
--- Remove passes that no event of the log can need, of each shard up to 10 of the oldest, and return how many. Those go whose
--- end, and the beginning of the next one, have passed no event that is kept: all have higher ids and transactions. Ids of
--- an older numbering cannot be compared, so nothing goes while there are any. Patterns follow when no pass refers to them.
--- As in version 7. A pass stays for an hour after the next one has begun, and while its owners have written a position after
--- its end that has passed an event that is kept: an owner that has not noticed a seek, or was suspended, settles what it has
--- delivered, and only the pass says under which patterns it did.
--- As in version 32, from the start of the ledger of each sink, and without its shards, which have many dead versions.
-create or replace function outbox_internal.trim_passes() returns bigint
+-- Write down up to which id relays may have delivered under the routes before each change that is committed: none reads what is
+-- committed after it. Remove the routes that no event of the log can have been read under, and return how many.
+create or replace function outbox_internal.trim_routes() returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
-set enable_hashjoin = on
-set enable_seqscan = off
-set jit = off
 as $$
 declare
-    most constant integer := 10;
-    stays constant interval := interval '1 hour';
+    lowest constant bigint := coalesce((select min(e.id) from outbox.event e), 9223372036854775807);
     removed bigint;
 begin
-    with kept as materialized (
-        select coalesce((select min(e.id) from outbox.event e), 9223372036854775807) as lowest,
-               coalesce((select e.xid from outbox.event e order by e.xid limit 1), '9223372036854775807') as oldest,
-               m.floor
-          from outbox.meta m
-    ),
-    places as materialized (
-        select n.*, lead(n.begins_at) over w as next_begins_at, lead(n.begins_in) over w as next_begins_in,
-               lead(n.begun_at) over w as next_begun_at, lead(n.epoch) over w as next_epoch,
-               coalesce(n.end_seq, lead(n.begun_seq) over w) as final_seq
-          from (select k.name as sink, m::smallint as shard from outbox.sink k cross join generate_series(0, 63) m) s
-         cross join lateral (
-            select p.sink, p.shard, p.seq, p.epoch, p.begun_at, p.begun_seq, p.ended_at, p.end_seq,
-                   greatest(p.a_seq, p.b_seq, p.last_id) as begins_at,
-                   outbox_internal.newest_xid(p.a_snapshot, p.b_snapshot) as begins_in,
-                   greatest(p.end_a_seq, p.end_b_seq, p.end_last_id) as ends_at,
-                   outbox_internal.newest_xid(p.end_a_snapshot, p.end_b_snapshot) as ends_in
-              from outbox.sink_pass p
-             where p.sink = s.sink and p.shard = s.shard
-             order by p.seq
-             limit most + 1
-         ) n
-        window w as (partition by n.sink, n.shard order by n.seq)
-    ),
-    -- Of the passes that are looked at. Nearly all rows of the ledger are at these epochs.
-    newest as materialized (
-        select k.sink, array(select coalesce(max(n.epoch), 0)
-                               from generate_series(0, 63) of_shard left join places n on n.sink = k.sink and n.shard = of_shard
-                              group by of_shard order by of_shard) as epochs
-          from (select distinct n.sink from places n where n.next_epoch is not null) k
-    ),
-    late as (
-        select l.sink, l.shard, l.epoch, l.seq, greatest(l.a_seq, l.b_seq, l.last_id) as ends_at,
-               outbox_internal.newest_xid(l.a_snapshot, l.b_snapshot) as ends_in
-          from outbox.late_position l
-        union all
-        -- Those that outbox_internal.keep_late will keep when the ledger is trimmed.
-        select g.sink, u.shard, u.epoch, g.seq, greatest(g.a_seq, g.b_seq, g.last_id),
-               outbox_internal.newest_xid(g.a_snapshot, g.b_snapshot)
-          from newest c
-          join outbox.sink k on k.name = c.sink
-         cross join lateral (select p.* from outbox.progress p where p.sink = k.name and p.seq >= k.ledger_start offset 0) g
-         cross join lateral unnest(g.shards, g.epochs) u (shard, epoch)
-         where u.epoch < c.epochs[u.shard + 1]
-    ),
-    held as (
-        select distinct n.sink, n.shard, n.seq
-          from places n
-          join late l on l.sink = n.sink and l.shard = n.shard and l.epoch >= n.epoch and l.epoch < n.next_epoch
-                         and l.seq > n.final_seq
-         cross join kept k
-         where l.ends_at >= k.lowest or l.ends_in > k.oldest
-    ),
-    judged as (
-        select n.sink, n.shard, n.seq,
-               bool_and(coalesce(k.lowest > k.floor and n.next_begins_at < k.lowest and n.next_begins_in <= k.oldest
-                                 and (n.ended_at is null or n.ends_at < k.lowest and n.ends_in <= k.oldest)
-                                 and h.seq is null
-                                 -- A time in the future is of a clock that has been set back since.
-                                 and n.next_begun_at not between clock_timestamp() - stays and clock_timestamp() + stays, false))
-                   over (partition by n.sink, n.shard order by n.seq) as past
-          from places n
-          left join held h on h.sink = n.sink and h.shard = n.shard and h.seq = n.seq
-         cross join kept k
-    )
-    delete from outbox.sink_pass p
-     using judged j
-     where p.sink = j.sink and p.shard = j.shard and p.seq = j.seq and j.past;
+    update outbox.sink_route r
+       set upto_id = coalesce(pg_sequence_last_value('outbox.event_id_seq'), 0)
+     where r.upto_id is null;
+    delete from outbox.sink_route r
+     using (select o.sink, o.seq, lead(greatest(o.newest_id, o.upto_id)) over (partition by o.sink order by o.seq) as until_id
+              from outbox.sink_route o) n
+     where n.sink = r.sink and n.seq = r.seq and n.until_id < lowest;
     get diagnostics removed = row_count;
-    delete from outbox.sink_patterns t
-     where not exists (select from outbox.sink_pass p where p.sink = t.sink and p.generation = t.generation)
-       and not exists (select from outbox.shard s where s.sink = t.sink and s.generation = t.generation)
-       and not exists (select from outbox.sink k where k.name = t.sink and k.generation = t.generation);
-    delete from outbox.row_ahead w
-     where (w.sink, w.id) in (select o.sink, o.id from outbox.row_ahead o
-                               where o.id < (select min(e.id) from outbox.event e) limit 1000);
-    -- A rename locks these before the passes.
-    delete from outbox.late_position l
-     where l.ctid = any (array(
-            select o.ctid from outbox.late_position o
-             where greatest(o.a_seq, o.b_seq, o.last_id) < (select min(e.id) from outbox.event e)
-               and outbox_internal.newest_xid(o.a_snapshot, o.b_snapshot)
-                   <= (select e.xid from outbox.event e order by e.xid limit 1)
-               and (select m.floor from outbox.meta m) < (select min(e.id) from outbox.event e)
-             limit 1000
-               for update skip locked));
     return removed;
 end
-$$;
-
--- Another sink of a removed sink's name has passed nothing.
-create or replace function outbox_internal.passes_deleted() returns trigger
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    delete from outbox.sink_pass p where p.sink = any (array(select r.name from removed r));
-    delete from outbox.sink_patterns p where p.sink = any (array(select r.name from removed r));
-    delete from outbox.late_position p where p.sink = any (array(select r.name from removed r));
-    delete from outbox.row_ahead p where p.sink = any (array(select r.name from removed r));
-    insert into outbox.name_end (name) select r.name from removed r
-        on conflict (name) do update set at = excluded.at;
-    return null;
-end
-$$;
-
--- The newest recorded delivery of an event by each sink. An attempt counts for the sink that had its name then, under
--- whatever name it is now known: a name that another sink had before lends nothing. `wanted_id` and
--- `since` are the id of the event in the log, where a rebase may have given it another one, and when it was emitted: an
--- earlier event may have had its uid.
-create or replace function outbox_internal.recorded_deliveries(wanted uuid, wanted_id bigint, since timestamptz) returns table (sink text, details jsonb)
-language sql stable
-set search_path = pg_catalog, pg_temp
-set timezone = 'UTC'
-as $$
-    select distinct on (k.name)
-           k.name,
-           jsonb_strip_nulls(jsonb_build_object(
-               'at', a.at, 'attempt', a.number, 'relay', a.relay, 'status', a.status, 'milliseconds', a.milliseconds,
-               'topic', a.detail -> 'topic', 'partition', a.detail -> 'partition', 'offset', a.detail -> 'offset'))
-      from outbox.attempt a
-      left join outbox.former_sink f on f.name = a.sink and not exists (select from outbox.sink o where o.name = a.sink)
-      join outbox.sink k on k.name = coalesce(f.renamed_to, a.sink)
-     where a.uid = wanted and a.outcome = 'delivered'
-       and (wanted_id is null or a.id = wanted_id
-            or (wanted_id <= (select m.floor from outbox.meta m) and a.at >= since))
-       and a.at > coalesce(case when f.name is null then k.named_at else f.named_at end, '-infinity')
-     order by k.name, a.at desc, a.number desc
 $$;
 
 -- Remove marks of discarded events whose ids are below those of the log, looking at the first `most` (1,000; at most 10,000)

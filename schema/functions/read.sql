@@ -440,12 +440,6 @@ begin
 end
 $$;
 
--- The transaction from which on a position shows none.
-create or replace function outbox_internal.newest_xid(a pg_snapshot, b pg_snapshot) returns xid8
-language sql immutable
-return greatest(pg_snapshot_xmax(a),
-                case when b::text <> '9223372036854775807:9223372036854775807:' then pg_snapshot_xmax(b) end);
-
 -- The unsettled part of the log of a sink, as pieces for the two reading functions: ids in (after_id, upto_id], read
 -- from tick A to the snapshot in which everything is visible, since a query sees only what is committed anyway.
 -- Shards that stand at the same newest position share their pieces. Of a position (A, B, last) these are left:

@@ -67,9 +67,7 @@ begin
       where outranked >= nextval(q.name);
     fence := outbox_internal.raise_config() << 32;
     update outbox.shard s set epoch = greatest(s.epoch + 1, fence), owner = null, lease_until = clock_timestamp();
-    delete from outbox.sink_pass;
-    delete from outbox.late_position;
-    delete from outbox.row_ahead;
+    delete from outbox.sink_route;
     insert into outbox.shard (sink, shard, epoch)
     select k.name, n, fence from outbox.sink k cross join generate_series(0, 63) n
         on conflict do nothing;
@@ -83,6 +81,7 @@ begin
          where s.sink = k.name and s.shard = any (u.shards)
      ) e;
     delete from outbox.progress p where p.seq <= outranked;
+    perform outbox_internal.record_routes(k.name, 'rebase') from outbox.sink k;
     update outbox.day
        set checked_snapshot = null, archived_to = null, sha256 = null, events = null, archived_snapshot = null,
            archived_before = null, archived_on = null

@@ -70,7 +70,8 @@ begin
     end if;
     perform from outbox.shard s where s.sink = sink_name order by s.shard for update;
     fence := outbox_internal.raise_config() << 32;
-    perform outbox_internal.move_passes(sink_name, new_name);
+    delete from outbox.sink_route r where r.sink = new_name;
+    update outbox.sink_route r set sink = new_name where r.sink = sink_name;
     insert into outbox.sink
     select (jsonb_populate_record(k, jsonb_build_object('name', new_name, 'named_at',
                 case when known.renamed_to = sink_name then known.named_at
@@ -212,32 +213,6 @@ as $$
            claim_p99 = greatest(h.claim_p99, excluded.claim_p99),
            settle_p99 = greatest(h.settle_p99, excluded.settle_p99),
            busy_ms = coalesce(h.busy_ms, 0) + coalesce(excluded.busy_ms, 0)
-$$;
-
--- Move the passes of a sink to another name, before its shards are moved.
--- As in version 7. The ledger of the sink is trimmed first: a rename copies only the positions that count, and those that were
--- written after the end of a pass are kept when they leave the ledger.
-create or replace function outbox_internal.move_passes(sink_name text, new_name text) returns void
-language plpgsql volatile
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    delete from outbox.progress p
-     where p.sink = sink_name
-       and p.seq = any (array(
-            select g.seq from outbox.progress g
-             where g.sink = sink_name
-               and g.seq <> all (array(select n.seq from outbox.standing n where n.sink = sink_name))
-               for update skip locked));
-    delete from outbox.sink_pass p where p.sink = new_name;
-    delete from outbox.sink_patterns p where p.sink = new_name;
-    delete from outbox.late_position p where p.sink = new_name;
-    delete from outbox.row_ahead p where p.sink = new_name;
-    update outbox.sink_pass p set sink = new_name where p.sink = sink_name;
-    update outbox.sink_patterns p set sink = new_name where p.sink = sink_name;
-    update outbox.late_position p set sink = new_name where p.sink = sink_name;
-    update outbox.row_ahead p set sink = new_name where p.sink = sink_name;
-end
 $$;
 
 -- Let a role that was renamed in this cluster keep its grants, and remember the roles of all names. A name that a role

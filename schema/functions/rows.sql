@@ -309,39 +309,3 @@ begin
     return null;
 end
 $$;
-
--- Remember the events after the end of the passes of these shards that have a row. Return false if there are more rows with
--- higher ids, of any sink, than it looks at. A late event with a lower id is not found.
-create or replace function outbox_internal.keep_rows_ahead(sink_name text, of_shards smallint[]) returns boolean
-language plpgsql volatile
-set search_path = pg_catalog, pg_temp
-as $$
-declare
-    most constant integer := 20000;
-    lowest constant bigint := (select min(coalesce(nullif(n.last_id, 0), n.a_seq)) from outbox.standing n
-                                where n.sink = sink_name and n.shard = any (of_shards));
-    looked_at bigint;
-begin
-    with ahead as materialized (
-        select d.id, d.sink, d.shard, d.created_at from outbox.delivery d where d.id > lowest order by d.id limit most
-    ),
-    kept as (
-        insert into outbox.row_ahead (sink, id)
-        select w.sink, w.id
-          from ahead w
-         -- One look-up for each row, in the partition of its day: a claim waits for this. No join may read the whole log.
-         cross join lateral (
-            select o.id, o.xid from outbox.event o
-             where o.id = w.id and o.created_at = w.created_at and o.shard = w.shard
-             limit 1) e
-          join outbox.standing n on n.sink = w.sink and n.shard = w.shard
-         where w.sink = sink_name and w.shard = any (of_shards)
-           and not outbox_internal.position_passed(e.id, e.xid, n.a_seq, n.a_snapshot, n.a_next, n.b_snapshot, n.last_id,
-                                          (select m.floor from outbox.meta m))
-            on conflict do nothing
-    )
-    select count(*) into looked_at from ahead;
-    return looked_at < most;
-end
-$$;
-

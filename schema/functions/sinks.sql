@@ -40,6 +40,7 @@ begin
                 counter := outbox_internal.raise_config();
                 update outbox.sink s set patterns = sink.patterns, generation = counter, claim = sink.claim
                  where s.name = sink.name;
+                perform outbox_internal.record_routes(sink.name, 'routes');
             end if;
         elsif only_from is null and not exists (select from outbox.sink s where s.name = sink.name)
               and not exists (select from outbox.former_sink f where f.name = sink.name) then
@@ -67,7 +68,7 @@ begin
                         then '9223372036854775807:9223372036854775807:'::pg_snapshot end,
                    case when beginning and rebased.floor > 0 then rebased.floor_xid end,
                    0;
-            perform outbox_internal.begin_passes(sink.name, 'start');
+            perform outbox_internal.record_routes(sink.name, 'start');
         end if;
     end loop;
     update outbox.meta m set min_relay = 24
@@ -145,6 +146,9 @@ begin
     perform outbox_internal.raise_config();
     perform outbox_internal.delete_rows(r.name) from removed r;
     delete from outbox.progress p where p.sink = any (array(select r.name from removed r));
+    delete from outbox.sink_route o where o.sink = any (array(select r.name from removed r));
+    insert into outbox.name_end (name) select r.name from removed r
+        on conflict (name) do update set at = excluded.at;
     return null;
 end
 $$;
@@ -529,7 +533,7 @@ begin
     update outbox.shard s set epoch = greatest(s.epoch + 1, counter << 32) where s.sink = sink_name;
     insert into outbox.shard (sink, shard, epoch)
     select sink_name, n, counter << 32 from generate_series(0, 63) n on conflict do nothing;
-    perform outbox_internal.end_passes(sink_name);
+    perform outbox_internal.record_routes(sink_name, 'end');
     update outbox.sink k set generation = counter where k.name = sink_name;
     -- Relays of version 2 do not know marks of discarded events, and would deliver these again.
     update outbox.meta m set min_relay = 3
@@ -546,7 +550,7 @@ begin
         union all
         select place, '3:3:', 3, tick_seq, tick_snapshot, tick_next where place >= rebased.floor
      ) p (a_seq, a_snapshot, a_next, b_seq, b_snapshot, b_next);
-    perform outbox_internal.begin_passes(sink_name, 'seek');
+    perform outbox_internal.record_routes(sink_name, 'seek');
     perform outbox_internal.record_action('sinks seek', sink_name, jsonb_build_object('to', target), again + passed_over, actor,
                                  reason);
 end
@@ -767,18 +771,6 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
     delete from outbox.discarded m where m.sink = any (array(select r.name from removed r));
-    return null;
-end
-$$;
-
-create or replace function outbox_internal.keep_patterns() returns trigger
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    insert into outbox.sink_patterns (sink, generation, patterns)
-    values (new.name, new.generation, new.patterns)
-        on conflict do nothing;
     return null;
 end
 $$;

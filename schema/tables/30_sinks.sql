@@ -64,47 +64,30 @@ create table outbox.name_end (
     at timestamptz not null default clock_timestamp()
 );
 
--- The patterns of each generation of a sink, for as long as a pass refers to it.
-create table outbox.sink_patterns (
+-- The routes of each sink and where its shards stood when they began: a row for each registration that changed them (`start`,
+-- `routes`) and each `rebase`, and two for a seek (`end`, where the shards stood before, and `seek`). By it `why` judges events
+-- that were read before.
+create table outbox.sink_route (
     sink text collate "C" not null,
-    generation bigint not null,
-    patterns text[] not null,
-    primary key (sink, generation)
-);
-
--- A pass of a shard: from a position on, its owners read the log under the patterns of one generation. It goes up to where
--- it was ended, else to where the next pass of the shard begins, else to the shard's position. `epoch` is that of the
--- shard at its beginning; `begun_seq` and `end_seq` name the rows of the ledger from which the two positions come. A
--- `known` pass is empty: it has the position of a shard before its sink was put at another place.
-create table outbox.sink_pass (
-    sink text collate "C" not null,
-    shard smallint not null,
     seq bigint generated always as identity,
-    generation bigint not null,
-    epoch bigint not null,
-    kind text not null check (kind in ('start', 'claim', 'seek', 'known')),
-    begun_at timestamptz not null default clock_timestamp(),
-    begun_seq bigint not null,
-    a_seq bigint not null,
-    a_snapshot pg_snapshot not null,
-    a_next bigint not null,
-    b_seq bigint,
-    b_snapshot pg_snapshot,
-    b_next bigint,
-    last_id bigint not null,
-    ended_at timestamptz,
-    end_seq bigint,
-    end_a_seq bigint,
-    end_a_snapshot pg_snapshot,
-    end_a_next bigint,
-    end_b_seq bigint,
-    end_b_snapshot pg_snapshot,
-    end_last_id bigint,
-    more_rows boolean not null default false,
-    primary key (sink, shard, seq)
+    kind text not null check (kind in ('start', 'routes', 'end', 'seek', 'rebase')),
+    at timestamptz not null default clock_timestamp(),
+    patterns text[] not null,
+    a_seqs bigint[] not null,
+    a_snapshots pg_snapshot[] not null,
+    a_nexts bigint[] not null,
+    b_snapshots pg_snapshot[] not null,
+    last_ids bigint[] not null,
+    newest_id bigint not null,
+    upto_id bigint,
+    primary key (sink, seq)
 );
-comment on column outbox.sink_pass.more_rows is
-    'Not every row after the end was examined for outbox.row_ahead: the sink may have delivered more events there.';
+comment on column outbox.sink_route.a_seqs is
+    'Of the positions of shards 0 to 63, as the four arrays that follow.';
+comment on column outbox.sink_route.newest_id is
+    'The newest id that was given out at the change.';
+comment on column outbox.sink_route.upto_id is
+    'Relays may have delivered up to this id under the routes before, from where the shards stood; null: not known yet.';
 
 -- Written on claim, renewal and release only. `lease_until` of a shard without an owner is when it was released.
 create table outbox.shard (
@@ -141,20 +124,3 @@ create table outbox.progress (
     last_id bigint not null,
     primary key (sink, seq)
 ) with (autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 2000);
-
--- Positions that owners wrote after their pass had ended, as after a seek that they had not noticed. They do not count for
--- those who read on, but what they say is true: up to there the events were delivered. Filled when the ledger is trimmed.
--- One owner writes at an epoch, and its last position has passed everything that its earlier ones have.
-create table outbox.late_position (
-    sink text collate "C" not null,
-    shard smallint not null,
-    epoch bigint not null,
-    seq bigint not null,
-    a_seq bigint not null,
-    a_snapshot pg_snapshot not null,
-    a_next bigint not null,
-    b_seq bigint,
-    b_snapshot pg_snapshot,
-    last_id bigint not null,
-    primary key (sink, shard, epoch)
-);

@@ -64,14 +64,6 @@ create index delivery_uid on outbox.delivery (uid);
 -- Rows that count for `parked_max` and have no place in the order of a key: all but events that were scheduled.
 create index delivery_unordered on outbox.delivery (sink, id) where ((not ordered) and (state <> 'dead') and ((deliver_at is null) or (deliver_at <= since)));
 
--- Events after the end of a pass that had a row of `delivery` then: they were routed to the sink, though no pass covers
--- them.
-create table outbox.row_ahead (
-    sink text collate "C" not null,
-    id bigint not null,
-    primary key (sink, id)
-);
-
 -- Marks of what was discarded: without them, nothing would distinguish such an event from a delivered one.
 create table outbox.discarded (
     sink text collate "C" not null,

@@ -90,7 +90,7 @@ async def test_readers_of_the_ledger_begin_behind_what_was_trimmed(owner: Ledger
             "missing_positions": {},
             "figures_of_sinks": {},
             "floor": {},
-            "trim_passes": {},
+            "trim_routes": {},
             "trim_former_positions": {"most": 1000},
         }.items():
             with owner.database.connect() as connection:

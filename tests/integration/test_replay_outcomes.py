@@ -233,5 +233,5 @@ async def test_exceptions_go_with_the_events_of_the_log(books: ReplayLedger) -> 
     epochs = await books.claim()
     await books.settle(epochs, EVENTS, 4, passed_by={2: "row", 5: "row"})
     books.do("delete from outbox.event where id < 4")
-    assert await books.store.trim_passes() == 1
+    assert await books.store.trim_routes() == 1
     assert books.query("select id from outbox.replay_exception") == [(5,)]

@@ -59,8 +59,12 @@ async def test_migrate_mends_the_default_of_a_relays_role(database: Database, re
 async def test_triggers_fire_in_the_sessions_of_a_superuser_with_such_a_default(database: Database) -> None:
     run(database, f"alter database {database.name} set session_replication_role = replica")
     await _delivers(database, "postgres")
-    # A trigger keeps the patterns, and nothing else does.
-    assert query(database, "select sink from outbox.sink_patterns") == [("s",)]
+    store = CountingStore(database.dsn)
+    await store.open()
+    await store.pause_sink("s", "no use")
+    await store.close()
+    # A trigger records it, and nothing else does.
+    assert query(database, "select action from outbox.audit where sink = 's'") == [("pause",)]
     run(database, f"alter database {database.name} reset session_replication_role")
 
 

@@ -30,8 +30,8 @@ select table_name, column_name, data_type from information_schema.columns
  order by 1, 2"""
 STRUCTURE = {
     ("meta", "key"), ("meta", "value"), ("shard", "sink"), ("sink", "name"),
-    ("sink_patterns", "sink"), ("progress", "sink"), ("sink_pass", "sink"), ("history", "sink"), ("replay", "sink"),
-    ("replay", "target"), ("sink_patterns", "patterns"), ("sink", "patterns"), ("attempt", "sink"),
+    ("sink_route", "sink"), ("progress", "sink"), ("history", "sink"), ("replay", "sink"),
+    ("replay", "target"), ("sink_route", "patterns"), ("sink", "patterns"), ("attempt", "sink"),
     ("discarded", "sink"),
 }  # fmt: skip
 """Columns by which a page finds what it shows. Their values are names, which the schema checks."""

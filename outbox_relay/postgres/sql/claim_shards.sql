@@ -1,6 +1,6 @@
 -- Claim up to `most` shards that have had no owner for `free_for` seconds, if the sink has these patterns and this claim:
 -- after a restore, its generation may be a number that was given out before, for others. An expired lease counts as a crash. A shard at
--- the last epoch can have no further owner: the others are claimed.
+-- the last epoch can have no further owner: the others are claimed. The generation is that which this statement has seen.
 with free as materialized (  -- asked for once, whatever the plan
     select c.shard
       from outbox.shard c
@@ -20,6 +20,7 @@ with free as materialized (  -- asked for once, whatever the plan
 update outbox.shard s
    set owner = %(owner)s::uuid,
        epoch = s.epoch + 1,
+       generation = %(generation)s::bigint,
        lease_until = clock_timestamp() + %(lease)s::double precision * interval '1 second',
        crashes = least(s.crashes::bigint + (s.owner is not null and not outbox_internal.known_down(s.sink))::integer, 2147483647)
   from free

@@ -1,7 +1,10 @@
 -- Raise the epochs of the shards of this relay. This statement waits for a settlement at an old epoch that has passed
--- its fence. A settlement that has not passed it fails there.
+-- its fence. A settlement that has not passed it fails there. A relay that serves an older generation checks that before it
+-- reads again, and then reads nothing: the generation in force is right for its shards too.
 update outbox.shard s
-   set epoch = s.epoch + 1, lease_until = clock_timestamp() + %(lease)s::double precision * interval '1 second'
+   set epoch = s.epoch + 1,
+       generation = coalesce((select k.generation from outbox.sink k where k.name = s.sink), s.generation),
+       lease_until = clock_timestamp() + %(lease)s::double precision * interval '1 second'
   from (
     select c.shard from outbox.shard c where c.sink = %(sink)s and c.owner = %(owner)s::uuid order by c.shard for update
   ) mine
