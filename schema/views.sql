@@ -45,7 +45,7 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     ('relay', 'sequence', '{event_id_seq, server_mark}', null, 'SELECT'),
     ('relay', 'table', '{sink}', '{circuit, circuit_since, in_flight_limit, last_error, last_error_at, paused, '
                                  'paused_reason}', 'UPDATE'),
-    ('relay', 'table', '{shard}', '{owner, epoch, lease_until, crashes}', 'UPDATE'),
+    ('relay', 'table', '{shard}', '{owner, epoch, lease_until, crashes, generation}', 'UPDATE'),
     ('relay', 'table', '{progress, delivery}', null, 'INSERT'),
     ('relay', 'table', '{delivery}', '{state, ready, due_at, attempts, claims, suspect, lease, lease_until, owner, last_error, '
                                      'last_status, last_attempt_at, last_attempt}', 'UPDATE'),

@@ -198,11 +198,6 @@ class Reader:
             return {}
         return {shard: reading.done() for shard, reading in self.readings.items()}
 
-    def end(self) -> None:
-        """Be gone for good: deliver and settle nothing more."""
-        self.readings.clear()
-        self.lost = True
-
     async def release(self) -> None:
         """Release every shard; nothing may be in flight."""
         held = {shard: reading.epoch for shard, reading in self.readings.items()}
