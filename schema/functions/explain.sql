@@ -152,7 +152,8 @@ as $$
           left join logged l on true
           left join lateral outbox_internal.event_routing(k.name, l.shard, l.id, l.xid, l.type) p on l.id is not null
           left join lateral (
-            select coalesce(n.name, h.owner::text) as name, h.generation, outbox_internal.in_seconds(h.lease_until - now()) as lease_seconds
+            select coalesce(n.name, h.owner::text) as name, h.generation,
+                   outbox_internal.in_seconds(h.lease_until - now()) as lease_seconds
               from outbox.shard h left join outbox.relay n on n.id = h.owner
              where h.sink = k.name and h.shard = l.shard and h.owner is not null and h.lease_until > now()
           ) o on true

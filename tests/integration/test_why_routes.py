@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import AsyncGenerator
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,15 +15,12 @@ from outbox_relay import admin
 from outbox_relay.domain.attempts import AttemptRecord
 from outbox_relay.domain.routing import canonical, matches
 from outbox_relay.domain.sink_spec import SinkSpec
-from outbox_relay.domain.window import BEGINNING, Position
-from outbox_relay.postgres.database import statements
-from tests.support.database import Database, query
+from tests.support.database import Database
 from tests.support.deliveries import delivered
 from tests.support.ledger import Ledger, ledger
 from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import running, spec
 from tests.support.sink_actions import call, register, remove, rename, seek
-from tests.support.wait import until
 
 LAPSE = "update outbox.shard set lease_until = now() - interval '1 second'"
 VISIBLE = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=8)
