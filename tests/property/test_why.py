@@ -7,8 +7,7 @@ cancelled and ended. At any time, for every event:
 
 - "delivered" and "settled" mean that the destination received it, from the sink or a replay;
 - an event that was received and settled is never "not routed" or "passed over";
-- only events that were passed before a rebase, or emitted before the newest change of the routes or of the place of the
-  sink, are "unknown";
+- only events that were emitted before the newest rebase, seek or change of the routes was completed are "unknown";
 - it is "dead", "waiting" or "scheduled" exactly if it has such a row, "discarded" exactly if it has none and was
   discarded, and "erased" exactly if it was erased;
 - "pending" comes "again" only if the destination received it, and always if that was settled after those changes;
@@ -23,6 +22,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -97,7 +97,7 @@ class History:
         self.patterns: list[str] = ["*"]
         self.generation = 0
         self.changed_upto = 0
-        """The newest id at the newest change of routes or place, and the floor of a rebase."""
+        """The newest id when the newest change of routes or place was completed."""
         self.readers: list[Reader] = []
         self.zombies: list[Reader] = []
         self.received = Received()
@@ -264,18 +264,24 @@ class History:
     async def step_routes(self) -> None:
         before, self.patterns = self.patterns, self._drawn.choice(ROUTES)
         self._register("beginning")
-        if self._apart.random() < 0.7:
-            await self._store.trim_routes()
-        if self.patterns != before:
-            self._changed()
+        await self._changed(of_note=self.patterns != before)
 
     async def step_seek(self) -> None:
         seek(self._database, self.name, self._drawn.choice(["now", "now", "beginning"]))
         [(self.generation,)] = query(self._database, "select generation from outbox.sink")
-        self._changed()
+        await self._changed()
 
-    def _changed(self) -> None:
-        [(self.changed_upto,)] = query(self._database, NEWEST)
+    async def _changed(self, *, of_note: bool = True) -> None:
+        """Note a change, and most often have it completed at once."""
+        if of_note:
+            self.changed_upto = sys.maxsize
+        if self._apart.random() < 0.7:
+            await self._trim_routes()
+
+    async def _trim_routes(self) -> None:
+        await self._store.trim_routes()
+        if self.changed_upto == sys.maxsize:
+            [(self.changed_upto,)] = query(self._database, NEWEST)
 
     async def step_rename(self) -> None:
         if self.renames < 2:
@@ -295,7 +301,7 @@ class History:
         """Trim the routes, and often the ledger before."""
         if self._apart.random() < 0.7:
             await self._store.trim_progress(1000)
-        await self._store.trim_routes()
+        await self._trim_routes()
 
     async def step_rebase(self) -> None:
         """Rebase the log without any relay and any open transaction."""
@@ -307,7 +313,7 @@ class History:
         self.zombies.clear()
         self.replays.rebase()
         rebase(self._database.dsn)
-        self._changed()
+        await self._changed()
 
     # -- judgement --------------------------------------------------------------------------------------------
 
