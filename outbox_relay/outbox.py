@@ -64,10 +64,10 @@ select outbox.emit_raw(%s::text, %b::bytea, %s::text, %s::jsonb, %s::timestamptz
 # The setting, made before and reset after each call, lets an error name the refused event.
 MANY: Final[LiteralString] = """
 select outbox.emit_raw(e.type, e.payload, e.key, e.headers, e.deliver_at, e.uid, e.content_type),
-       set_config('outbox.event_index', '', true)
+       outbox.event_index(null)
   from unnest(%s::text[], %b::bytea[], %s::text[], %s::jsonb[], %s::timestamptz[], %s::uuid[], %s::text[])
        with ordinality e (type, payload, key, headers, deliver_at, uid, content_type, place)
- where set_config('outbox.event_index', (e.place - 1)::text, true) is not null
+ where outbox.event_index(e.place - 1) is not null
 """
 
 # Unique keys are locked in an order that all transactions share, before the first event is emitted.
@@ -75,13 +75,13 @@ MANY_QUEUED: Final[LiteralString] = """
 with locked as materialized (select outbox.lock_unique_keys(%s::text[], %s::text[]) as number)
 select outbox.emit_raw(e.type, e.payload, e.key, e.headers, e.deliver_at, e.uid, e.content_type, e.tenant, e.priority,
                        e.unique_key),
-       set_config('outbox.event_index', '', true)
+       outbox.event_index(null)
   from locked
  cross join unnest(%s::text[], %b::bytea[], %s::text[], %s::jsonb[], %s::timestamptz[], %s::uuid[], %s::text[],
                    %s::text[], %s::text[]::integer[], %s::text[])
        with ordinality e (type, payload, key, headers, deliver_at, uid, content_type, tenant, priority, unique_key,
                           place)
- where locked.number is not null and set_config('outbox.event_index', (e.place - 1)::text, true) is not null
+ where locked.number is not null and outbox.event_index(e.place - 1) is not null
 """
 
 # A row if it was in time, whatever loaders the application has for booleans.

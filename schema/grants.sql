@@ -1,7 +1,7 @@
 -- Gives every role of outbox.grantee what its kind needs on the schema as it now is, and takes everything else from
 -- every role but the owner. `migrate` runs it each time; it can be run again at any time.
 --
--- An application (kind `emit`) may call six functions and nothing else, and a consumer (kind `consume`) one. A relay may
+-- An application (kind `emit`) may call seven functions and nothing else, and a consumer (kind `consume`) one. A relay may
 -- read everything, write its positions and exceptions, and never change the log. UPDATE of any column is what row locks ask
 -- for. Every other action is a function that an operator's role may call.
 
@@ -34,9 +34,6 @@ begin
         execute format('alter %s %s owner to %I', item.kind, item.name, schema_owner);
     end loop;
 
-    if to_regprocedure('outbox_internal.follow_renamed_roles()') is not null then
-        perform outbox_internal.follow_renamed_roles();
-    end if;
     delete from outbox.grantee g where not exists (select from pg_roles r where r.rolname = g.role_name);
 
     -- New functions belong to PUBLIC too, and the rights of a relay differ between versions: neither is reported.
@@ -160,27 +157,3 @@ begin
     end loop;
 end
 $settings$;
-
--- A relay compares the identity of its server with the one that the schema knows. PUBLIC may have lost the right to ask.
-do $control$
-declare
-    relay name;
-    statement text;
-begin
-    for relay in
-        select g.role_name from outbox.grantee g
-         where g.kind = 'relay' and not has_function_privilege(g.role_name, 'pg_catalog.pg_control_system()', 'execute')
-         order by 1
-    loop
-        statement := format('grant execute on function pg_catalog.pg_control_system() to %I', relay);
-        begin
-            execute statement;
-        exception when insufficient_privilege then null;
-        end;
-        if not has_function_privilege(relay, 'pg_catalog.pg_control_system()', 'execute') then
-            raise notice 'role "%" may not call pg_control_system(), which a relay needs: let an administrator run: %',
-                relay, statement;
-        end if;
-    end loop;
-end
-$control$;

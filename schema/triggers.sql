@@ -28,12 +28,6 @@ for each statement execute function outbox_internal.replays_cancelled();
 create or replace trigger fill_shard before insert on outbox.event
 for each row when (new.shard is null or new.shard not between 0 and 63) execute function outbox_internal.fill_shard();
 
-create or replace trigger foreign_sink after insert on outbox.sink
-    for each row when (new.home is distinct from outbox_internal.home()) execute function outbox_internal.find_foreign_sink();
-
-create or replace trigger sinks_come_home after update of system_identifier on outbox.meta
-    for each row when (new.system_identifier = outbox_internal.home()) execute function outbox_internal.bring_sinks_home();
-
 -- Only dead rows call the function. A dead letter that a replay gives to its target died before.
 create or replace trigger notify_new_dead after insert on outbox.delivery
 for each row when (new.state = 'dead') execute function outbox_internal.notify_dead();
@@ -66,7 +60,5 @@ for each row when (old.deliver_at is not null and old.due_at > statement_timesta
 execute function outbox_internal.row_went_early();
 
 alter table outbox.event enable always trigger fill_shard;
-alter table outbox.sink enable always trigger foreign_sink;
-alter table outbox.meta enable always trigger sinks_come_home;
 
 alter table outbox.sink alter home set default outbox_internal.home();

@@ -16,7 +16,7 @@ create or replace view outbox.privilege (kind, object_type, name, columns, privi
 select k.kind, l.object_type, n.name, l.columns, l.privilege
   from (values
     ('emit', 'schema', '{outbox}'::text[], null::text[], 'USAGE'),
-    ('emit', 'function', '{cancel, emit, emit_raw, emitted, lock_unique_keys, reschedule}', null, 'EXECUTE'),
+    ('emit', 'function', '{cancel, emit, emit_raw, emitted, event_index, lock_unique_keys, reschedule}', null, 'EXECUTE'),
 
     ('consume', 'schema', '{outbox}', null, 'USAGE'),
     ('consume', 'function', '{once}', null, 'EXECUTE'),
@@ -27,7 +27,7 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
                           'read_small, register_missing_sinks, register_sinks, renew_shards, rows_standing, '
                           'settle, tick, trim_progress}', null, 'EXECUTE'),
     -- Called by functions of the line above, with the rights of their caller.
-    ('relay', 'function', '{delivery_fault, first_dead, incarnation, lease_term, leased_shards, unsettled}', null, 'EXECUTE'),
+    ('relay', 'function', '{at_home, delivery_fault, elsewhere, first_dead, home, incarnation, lease_term, leased_shards, unsettled}', null, 'EXECUTE'),
     ('relay', 'table', '{delivery, event, event_default, grantee, meta, progress, relay, shard, sink, standing, uid}',
      null, 'SELECT'),
     ('relay', 'table', '{foreign_default_privilege, foreign_privilege, missing_privilege}', null, 'SELECT'),
@@ -127,7 +127,7 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     ('payloads', 'function', '{begin_archive, read_day_events, record_archive, unfinished_archives}', null, 'EXECUTE'),
     ('relay', 'function', '{keep_days_of}', null, 'EXECUTE'),
     ('read', 'function', '{keep_days_of}', null, 'EXECUTE'),
-    ('owner', 'function', '{acts_as, asks_less, at_home, came_since, checked_day, day_holders, day_keepers, died_before, '
+    ('owner', 'function', '{acts_as, asks_less, came_since, checked_day, day_holders, day_keepers, died_before, '
                           'is_past, keep_archive_names, keeper_names, kept_since, lease_interval, mark_clock, more_days, part_of, partitions, past_days, '
                           'require_day, weigh_retention}', null, 'EXECUTE'),
 
@@ -144,7 +144,6 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
                           'next_of_subject, open_erasure, read_subject, renew_key_statistics, shard_of, '
                           'supersede_archives, undelivered, undelivered_of_subject}', null, 'EXECUTE'),
 
-    ('owner', 'function', '{bring_sinks_home, find_foreign_sink, follow_renamed_roles, home}', null, 'EXECUTE'),
     -- Figures and history.
     ('relay', 'function', '{add_history, claim_figures, figures_of_rows, figures_of_sinks, store_figures, trim_history}', null,
      'EXECUTE'),

@@ -70,10 +70,10 @@ select outbox.emit_raw($1::text, $2::bytea, $3::text, $4::text::jsonb, $5::text:
 MANY: Final = """
 select outbox.emit_raw(e.type, e.payload, e.key, e.headers::jsonb, e.deliver_at::timestamptz, e.uid::uuid,
                        e.content_type)::text,
-       set_config('outbox.event_index', '', true)
+       outbox.event_index(null)
   from unnest($1::text[], $2::bytea[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[])
        with ordinality e (type, payload, key, headers, deliver_at, uid, content_type, place)
- where set_config('outbox.event_index', (e.place - 1)::text, true) is not null
+ where outbox.event_index(e.place - 1) is not null
 """
 ONE_QUEUED: Final = """
 select outbox.emit_raw($1::text, $2::bytea, $3::text, $4::text::jsonb, $5::text::timestamptz, $6::text::uuid,
@@ -83,13 +83,13 @@ MANY_QUEUED: Final = """
 with locked as materialized (select outbox.lock_unique_keys($1::text[], $10::text[]) as number)
 select outbox.emit_raw(e.type, e.payload, e.key, e.headers::jsonb, e.deliver_at::timestamptz, e.uid::uuid,
                        e.content_type, e.tenant, e.priority::integer, e.unique_key)::text,
-       set_config('outbox.event_index', '', true)
+       outbox.event_index(null)
   from locked
  cross join unnest($1::text[], $2::bytea[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
                    $9::text[], $10::text[])
        with ordinality e (type, payload, key, headers, deliver_at, uid, content_type, tenant, priority, unique_key,
                           place)
- where locked.number is not null and set_config('outbox.event_index', (e.place - 1)::text, true) is not null
+ where locked.number is not null and outbox.event_index(e.place - 1) is not null
 """
 CANCEL: Final = "select 1 where outbox.cancel($1::text::uuid)"
 RESCHEDULE: Final = "select 1 where outbox.reschedule($1::text::uuid, $2::text::timestamptz)"

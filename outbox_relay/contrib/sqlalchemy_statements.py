@@ -54,11 +54,11 @@ _MANY: Final = _many(
     """
 select cast(outbox.emit_raw(e.type, e.payload, e.key, cast(e.headers as jsonb), cast(e.deliver_at as timestamptz),
                             cast(e.uid as uuid), e.content_type) as text),
-       set_config('outbox.event_index', '', true)
+       outbox.event_index(null)
   from unnest(cast(:type as text[]), cast(:payload as bytea[]), cast(:key as text[]), cast(:headers as text[]),
               cast(:deliver_at as text[]), cast(:uid as text[]), cast(:content_type as text[]))
        with ordinality e (type, payload, key, headers, deliver_at, uid, content_type, place)
- where set_config('outbox.event_index', cast(e.place - 1 as text), true) is not null
+ where outbox.event_index(e.place - 1) is not null
 """,
     NAMES,
 )
@@ -70,7 +70,7 @@ with locked as materialized (
 select cast(outbox.emit_raw(e.type, e.payload, e.key, cast(e.headers as jsonb), cast(e.deliver_at as timestamptz),
                             cast(e.uid as uuid), e.content_type, e.tenant, cast(e.priority as integer),
                             e.unique_key) as text),
-       set_config('outbox.event_index', '', true)
+       outbox.event_index(null)
   from locked
  cross join unnest(cast(:type as text[]), cast(:payload as bytea[]), cast(:key as text[]), cast(:headers as text[]),
                    cast(:deliver_at as text[]), cast(:uid as text[]), cast(:content_type as text[]),
@@ -78,7 +78,7 @@ select cast(outbox.emit_raw(e.type, e.payload, e.key, cast(e.headers as jsonb), 
        with ordinality e (type, payload, key, headers, deliver_at, uid, content_type, tenant, priority, unique_key,
                           place)
  where locked.number is not null
-   and set_config('outbox.event_index', cast(e.place - 1 as text), true) is not null
+   and outbox.event_index(e.place - 1) is not null
 """,
     QUEUED_NAMES,
 )

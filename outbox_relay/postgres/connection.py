@@ -23,8 +23,8 @@ from outbox_relay.postgres.session_settings import CORRECTION, startup_options
 T = TypeVar("T")
 
 IDENTITY: LiteralString = """
-select c.system_identifier, d.oid::bigint
-  from pg_catalog.pg_control_system() c, pg_catalog.pg_database d where d.datname = pg_catalog.current_database()
+select extract(epoch from pg_catalog.pg_postmaster_start_time())::text, d.oid::bigint
+  from pg_catalog.pg_database d where d.datname = pg_catalog.current_database()
 """
 CONNECT_SECONDS = 5
 """Longest wait for a new connection."""
@@ -114,10 +114,10 @@ def is_alive(connection: BaseConnection[Any]) -> bool:
     return connection.pgconn.status == ConnStatus.OK and connection.pgconn.transaction_status not in unanswered
 
 
-async def database_identity(connection: AsyncConnection[Any]) -> tuple[int, int]:
-    """Return the cluster's system identifier and the database's oid, which together identify the database."""
+async def database_identity(connection: AsyncConnection[Any]) -> tuple[str, int]:
+    """Return the start time of the server and the database's oid, which together identify a database of a server."""
     row = await (await connection.execute(IDENTITY)).fetchone()
-    return (row[0], row[1]) if row else (0, 0)
+    return (row[0], row[1]) if row else ("", 0)
 
 
 def _taking(gen: Generator[Wait, Ready | int, T], socket: int) -> Generator[Wait, Ready | int, T]:

@@ -184,8 +184,8 @@ class Database:
                 raise
             raise DatabaseUnusable(wrong_settings_message([short])) from None
 
-    async def database_identity(self) -> tuple[int, int]:
-        """Return the cluster's system identifier and the database's oid, which together identify the database."""
+    async def database_identity(self) -> tuple[str, int]:
+        """Return the identity of the database: see ``connection.database_identity``."""
         async with self._connection(self._call_seconds, "database_identity") as connection:
             return await database_identity(connection)
 

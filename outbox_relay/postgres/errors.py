@@ -46,14 +46,9 @@ REPLICA_FIX: Final = (
     "default that sets it (alter role ROLE reset session_replication_role, also for the database; pg_db_role_setting "
     "lists it)"
 )
-CONTROL_FIX: Final = (
-    "a superuser runs outbox-relay migrate --grant-relay ROLE, or grant execute on function "
-    "pg_catalog.pg_control_system() to ROLE, where ROLE is the relay's role; the owner of schema outbox needs it too"
-)
 NAMED_FIXES: Final = {
     ROW_SECURITY: ROW_SECURITY_FIX,
     "session_replication_role": REPLICA_FIX,
-    "pg_control_system": CONTROL_FIX,
 }
 """Fixes of refusals that no grant on schema outbox mends, by a part of the message."""
 # Errors that pass without a fix: connection, transaction state and rollback, resources, object state, operator,
@@ -74,7 +69,7 @@ REFUSALS: Final = {
     ),
     "3D000": re.compile(r"^database .* does not exist"),
     "42501": re.compile(r"^permission denied for database"),
-    "08P01": re.compile(r"^unsupported startup parameter"),
+    "08P01": re.compile(r"^unsupported startup parameter|RDS Proxy .* support command-line options"),
 }
 SET_POOLER: Final = 'set database.pooler = "transaction", or OUTBOX_RELAY_DATABASE__POOLER=transaction for a command'
 CONNECT_FIXES: Final = {
@@ -161,9 +156,8 @@ def explain_statement(error: Exception, name: str) -> RelayError:
         return StatementFailed(f"statement {name} failed, or its answer cannot be loaded ({type(error).__name__})")
     state, said = error.sqlstate, error.diag.message_primary or ""
     explained = _answered(state, said)
-    standby = name in ("tick", "look") and state == "55000"  # "recovery is in progress", in any language
     ended = state.startswith(LOST) or error.diag.severity_nonlocalized in ("FATAL", "PANIC")
-    if ended or standby or isinstance(explained, IncarnationChanged):
+    if ended or isinstance(explained, IncarnationChanged):
         return explained
     if isinstance(explained, DatabaseUnavailable) or state.startswith(STATEMENT_ERRORS):
         quoted = "" if state.startswith(QUOTING) else f": {said}"

@@ -65,7 +65,7 @@ SERVER_KEEPALIVE = "-c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tc
 
 POOLED = "it leads to a pooler: listen_dsn must lead to the server itself, or be left out"
 WRONG_DATABASE = LOG_EVENTS["database.other_listened"]
-DatabaseIdentity = tuple[int, int]
+DatabaseIdentity = tuple[str, int]
 """The identity of a database: see ``connection.database_identity``."""
 
 

@@ -36,6 +36,8 @@ class LogStatements(Database):
     ``IncarnationChanged``. None means any server.
     """
 
+    _known_incarnation: str | None = None
+
     async def schema(self) -> tuple[int, int]:
         """Return the version of the schema, and the oldest schema version whose relays work on it."""
         return (await self._rows("schema", {}))[0]
@@ -78,8 +80,10 @@ class LogStatements(Database):
     async def tick(self) -> TickResult:
         """Take a tick on a connection of the pool, which is not one of the sinks'."""
         with called_by(OTHER):
-            [row] = await self._rows("tick", {}, TUPLES, self._tick_seconds())
-        return tick_of(row)
+            [row] = await self._rows("tick", {"known": self._known_incarnation}, TUPLES, self._tick_seconds())
+        result = tick_of(row)
+        self._known_incarnation = result.incarnation
+        return result
 
     async def look(
         self, request: WindowRequest | None, patience: float, is_news: Callable[[TickResult, float], bool]

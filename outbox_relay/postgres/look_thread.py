@@ -79,6 +79,7 @@ class LookThread:
         self._statements = statements
         self._pooler = pooler
         self._worker: _Worker | None = None
+        self._known: str | None = None
 
     async def open(self) -> None:
         """Start the thread, and make the connection in the background."""
@@ -107,17 +108,19 @@ class LookThread:
 
         A look has ``seconds`` to be answered. ``is_news`` is called in the thread with each tick and its duration.
         """
-        statement, parameters, worker = self._statements["look"], look_parameters(request), self._open_worker()
+        statement, parameters, worker = self._statements["look"], {**look_parameters(request)}, self._open_worker()
 
         def work(connection: LookConnection, job: _Job[Look]) -> Look:
             cursor = connection.cursor(binary=True)
             give_up, took = time.monotonic() + patience, list[float]()
             while True:
                 began = worker.wait_for_turn()
+                parameters["known"] = self._known
                 rows = cursor.execute(statement, parameters, prepare=not self._pooler).fetchall()
                 at = time.monotonic()
                 took.append(at - began)
                 result = tick_of(rows[0])
+                self._known = result.incarnation
                 if is_news(result, at - began) or at >= give_up or job.cancelled:
                     return Look(result, window_of(rows, result.tick, request), at, took)
 

@@ -24,13 +24,13 @@ _NAMES: Final = (
     "most_size",
 )
 _NO_WINDOW: Final[Mapping[str, Any]] = dict.fromkeys(_NAMES)
-_TICK_COLUMNS: Final = 7
-_READ: Final = 7
-_EVENT_COLUMNS: Final = slice(8, None)
+_TICK_COLUMNS: Final = 6
+_READ: Final = 6
+_EVENT_COLUMNS: Final = slice(7, None)
 
 
 def look_parameters(request: WindowRequest | None) -> Mapping[str, Any]:
-    """Return the parameters of the statement ``look``. None asks for the tick alone."""
+    """Return the parameters of the statement ``look`` but ``known``. None asks for the tick alone."""
     if request is None:
         return _NO_WINDOW
     return {
@@ -56,8 +56,8 @@ def _array(shards: frozenset[int]) -> str:
 
 def tick_of(row: Sequence[Any]) -> TickResult:
     """Return the tick in the first row of an answer, or in the row of the statement ``tick``."""
-    seq, snapshot, next_xid, incarnation, wal, now, versions = row[:_TICK_COLUMNS]
-    return TickResult(Tick(seq, snapshot, next_xid), incarnation, wal, now, int(versions))
+    seq, snapshot, next_xid, incarnation, now, versions = row[:_TICK_COLUMNS]
+    return TickResult(Tick(seq, snapshot, next_xid), incarnation, now, int(versions))
 
 
 def window_of(rows: Sequence[Sequence[Any]], b: Tick, request: WindowRequest | None) -> WindowRead | None:

@@ -20,14 +20,13 @@ MOST_PAYLOAD = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class TickResult:
-    """A tick with the server's incarnation, its WAL position in bytes, and its clock.
+    """A tick with the server's incarnation, and its clock.
 
     ``config_versions`` counts changes of the configuration and of positions. It is higher after each of them.
     """
 
     tick: Tick
     incarnation: str
-    wal: int
     now: datetime
     config_versions: int
 

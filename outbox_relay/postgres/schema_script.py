@@ -224,7 +224,6 @@ $$;
 
 # What a new schema needs once its functions are there.
 _FIRST: Final = """
-update outbox.meta set system_identifier = outbox_internal.home();
 select outbox_internal.arm(), outbox_internal.make_partitions(), outbox_internal.make_attempt_partitions();
 """
 

@@ -44,7 +44,7 @@ SESSION_SETTINGS: Final[Mapping[str, str]] = {
     "enable_hashjoin": "on",
     "enable_mergejoin": "on",
 }
-"""name → value, for every version of PostgreSQL from 14 on."""
+"""name → value, for every version of PostgreSQL from 15 on."""
 NEWEST_SERVER: Final = 1_000_000
 """A ``server_version_num`` at which every setting exists."""
 NEWER_SETTINGS: Final[Mapping[str, tuple[int, str]]] = {"transaction_timeout": (170000, "0")}
@@ -57,7 +57,7 @@ CORRECTED_SETTINGS: Final[Mapping[str, str]] = {
 }
 """name → value of settings that a connection changes only if they differ.
 
-Not every role may change the first one, and minor versions of PostgreSQL 12 to 16 introduced the second one."""
+Not every role may change the first one, and minor versions of PostgreSQL 15 and 16 introduced the second one."""
 CORRECTION: Final[LiteralString] = """
 select pg_catalog.set_config(s.name, s.value, false)
   from (values ('session_replication_role', 'origin'), ('restrict_nonsystem_relation_kind', '')) s (name, value)

@@ -448,11 +448,30 @@ as $$
     select p.part from outbox_internal.partitions() p where p.day = part_of.day
 $$;
 
--- The identifier of this cluster, with the owner's rights: some servers let no other role ask for it.
+-- The identifier of this cluster; null where the server does not tell it. Asked with the owner's rights. Whatever the
+-- server says instead of an answer, the log is served without one.
 create or replace function outbox_internal.home() returns bigint
-language sql stable security definer
+language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
-return (select c.system_identifier from pg_control_system() c);
+as $$
+begin
+    return (select c.system_identifier from pg_control_system() c);
+exception when others then
+    return null;
+end
+$$;
+
+-- True if the transaction numbers of the log, or those of the positions of a sink, are another cluster's. Only data that is
+-- moved into a schema of this cluster brings the latter. A cluster that is not known is not another one.
+create or replace function outbox_internal.elsewhere() returns boolean
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select coalesce(m.system_identifier <> c.here, false)
+           or exists (select from outbox.sink k where k.home <> c.here)
+      from outbox.meta m
+     cross join (select outbox_internal.home() as here offset 0) c
+$$;
 
 -- Refuse while the log's transaction numbers are not this server's: see outbox_internal.tick.
 create or replace function outbox_internal.at_home() returns void
@@ -460,8 +479,7 @@ language plpgsql stable
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-    if (select m.system_identifier from outbox.meta m)
-       is distinct from (select c.system_identifier from pg_control_system() c) then
+    if outbox_internal.elsewhere() then
         raise exception 'the log comes from another cluster, as after a restore, a move or pg_upgrade: '
             'stop every relay, then run outbox-relay rebase' using errcode = 'OR002';
     end if;
@@ -533,18 +551,11 @@ language sql immutable
 return case when outbox_internal.replay_of(name) is null then detail
             else coalesce(detail, '{}') || jsonb_build_object('replay', outbox_internal.replay_of(name)) end;
 
--- The identity of this server: it changes when it was restarted, failed over or recovered from the crash of a
--- backend. Refused by a standby. Before version 15 what is counted of the WAL is read from a file that is written for
--- every reader, so there it is left out. Its body takes the place of every call.
+-- The identity of this server: it changes when it was restarted or recovered from the crash of a backend, and every other
+-- server that reads the same data has another one. Its body takes the place of every call.
 create or replace function outbox_internal.incarnation() returns text
 language sql stable
-return concat_ws(
-    '/',
-    extract(epoch from pg_postmaster_start_time()),
-    left(pg_walfile_name(pg_current_wal_lsn()), 8),
-    case when current_setting('server_version_num')::integer >= 150000
-         then pg_sequence_last_value('outbox.server_mark') end
-);
+return concat_ws('/', extract(epoch from pg_postmaster_start_time()), pg_sequence_last_value('outbox.server_mark'));
 
 -- True if the destination of a sink is known to be down: then nothing is settled, whatever those who try it die of, and
 -- neither a shard's crashes nor a row's claims are counted. What is known is said again at least every minute.

@@ -223,3 +223,8 @@ create or replace function outbox_internal.asleep() returns boolean
 language sql volatile
 return not (pg_try_advisory_lock_shared(1869967971, 1) and pg_advisory_unlock_shared(1869967971, 1));
 
+-- Say which event of many is emitted next, for the message of an error; null: none is. A statement with set_config() would keep
+-- the connection of a pooler such as RDS Proxy for this client. The body takes the place of the call.
+create or replace function outbox.event_index(place bigint) returns text
+language sql volatile
+return set_config('outbox.event_index', coalesce(place::text, ''), true);

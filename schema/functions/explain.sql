@@ -131,7 +131,7 @@ as $$
     ),
     -- After a restore, until the log is rebased, positions say nothing about new events.
     home as materialized (
-        select m.system_identifier is distinct from (select c.system_identifier from pg_control_system() c)
+        select outbox_internal.elsewhere()
                    or exists (select from outbox.sink k
                               cross join lateral (
                                 select g.a_seq, g.last_id from outbox.progress g

@@ -1,7 +1,9 @@
--- A tick. As in version 1, except that `generations` is the counter of the configuration, and that it is refused (OR002)
--- where the transaction numbers of the log are not the server's: no relay of any version reads there before a rebase.
+-- A tick: what a window begins or ends at. It is a transaction of its own, refused (25006) by a standby, and (OR002) where the
+-- transaction numbers of the log are another cluster's. A cluster can become another one only with the incarnation of the
+-- server. So that is looked into unless it is the `known` one, that of the caller's last tick: the answer may come from a file.
 create or replace function outbox_internal.tick(
-    out seq bigint, out snapshot pg_snapshot, out next_xid bigint, out incarnation text, out wal bigint,
+    known text default null,
+    out seq bigint, out snapshot pg_snapshot, out next_xid bigint, out incarnation text,
     out now timestamptz, out generations bigint
 )
 language plpgsql volatile
@@ -9,10 +11,12 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     xmax bigint;
-    home bigint;
 begin
     if pg_current_xact_id_if_assigned() is not null then
         raise exception 'outbox_internal.tick must be a transaction of its own';
+    end if;
+    if pg_is_in_recovery() then
+        raise exception 'the server is a standby' using errcode = 'read_only_sql_transaction';
     end if;
     -- Not `last_value` of the relation: nextval() stores a value 32 ahead there while it writes its WAL record, and a
     -- query can see it. Ids up to a tick's sequence value that are given out after the tick would never be read.
@@ -27,28 +31,26 @@ begin
     next_xid := xmax + (((3 + age('3'::xid)::bigint) - xmax) & 4294967295);
     -- After the snapshot: who sees the old value has a tick from before the change, so no window of an older
     -- configuration ends behind it and passes by events that only the newer one routes.
-    select m.config, m.system_identifier into generations, home from outbox.meta m;
-    if home is distinct from (select c.system_identifier from pg_control_system() c) then
-        raise exception 'the log comes from another cluster, as after a restore, a move or pg_upgrade: '
-            'stop every relay, then run outbox-relay rebase' using errcode = 'OR002';
-    end if;
-    wal := pg_current_wal_lsn() - '0/0'::pg_lsn;
+    generations := (select m.config from outbox.meta m);
     now := clock_timestamp();
     incarnation := outbox_internal.incarnation();
-    if not has_sequence_privilege('outbox.server_mark', 'select') then
-        -- The mark is missing from the incarnation (PostgreSQL 18), so that a crash of the server would not show.
-        perform from outbox.server_mark;
+    if incarnation is distinct from known then
+        perform outbox_internal.at_home();
+        if not has_sequence_privilege('outbox.server_mark', 'select') then
+            -- The mark is missing from the incarnation (PostgreSQL 18), so that a crash of the server would not show.
+            perform from outbox.server_mark;
+        end if;
     end if;
 end
 $$;
 
--- As outbox.look in version 17, which relays of earlier versions call. The rest of a window is read by outbox_internal.read_small if
--- `most_size` is not null.
+-- A tick, and the window that ends at it if it has at most `most_ids` ids. Without a tick A (null) the tick comes alone. The
+-- rest of a window is read by outbox_internal.read_small if `most_size` is not null.
 create or replace function outbox_internal.look_small(
     a_seq bigint, a pg_snapshot, a_next bigint, floor_id bigint, shards smallint[], types text[],
-    most_ids bigint, most_rows integer, most_bytes bigint, most_payload bigint, most_size integer
+    most_ids bigint, most_rows integer, most_bytes bigint, most_payload bigint, most_size integer, known text
 ) returns table (
-    seq bigint, snapshot text, next_xid bigint, incarnation text, wal bigint, now timestamptz, generations bigint,
+    seq bigint, snapshot text, next_xid bigint, incarnation text, now timestamptz, generations bigint,
     read boolean,
     id bigint, shard smallint, uid text, type text, key text, payload bytea, content_type text, headers text,
     deliver_at timestamptz, created_at timestamptz, fault text
@@ -69,7 +71,7 @@ declare
     bytes_limit constant bigint := greatest(most_bytes, 1);
     found_late bigint;
 begin
-    select * into t from outbox_internal.tick();
+    t := outbox_internal.tick(known);
     b := t.snapshot;
     if a is not null then
         above := pg_snapshot_xmax(a)::text::bigint;
@@ -79,16 +81,20 @@ begin
         ) or exists (select from pg_snapshot_xip(a) x where pg_visible_in_snapshot(x, b));
     end if;
     read := coalesce((finished or t.seq <> a_seq) and t.seq::numeric - a_seq <= most_ids, false);
-    return query
-    select t.seq, t.snapshot::text, t.next_xid, t.incarnation, t.wal, t.now, t.generations, read,
-           null::bigint, null::smallint, null::text, null::text, null::text, null::bytea, null::text, null::text,
-           null::timestamptz, null::timestamptz, null::text;
+    -- The tick is the first row. Assignments cost less than a query.
+    seq := t.seq;
+    snapshot := b::text;
+    next_xid := t.next_xid;
+    incarnation := t.incarnation;
+    now := t.now;
+    generations := t.generations;
+    return next;
     if not read then
         return;
     end if;
     if finished and floor_id < a_seq then
         return query
-        select null::bigint, null::text, null::bigint, null::text, null::bigint, null::timestamptz, null::bigint, true,
+        select null::bigint, null::text, null::bigint, null::text, null::timestamptz, null::bigint, true,
                l.*
           from outbox_internal.read_late(
             shards, types, a, a_next, b, floor_id, a_seq, rows_limit, bytes_limit, most_payload
@@ -100,7 +106,7 @@ begin
     end if;
     if most_size is not null then
         return query
-        select null::bigint, null::text, null::bigint, null::text, null::bigint, null::timestamptz, null::bigint, true,
+        select null::bigint, null::text, null::bigint, null::text, null::timestamptz, null::bigint, true,
                s.*
           from outbox_internal.read_small(
             shards, types, a, b, a_seq, 9223372036854775807, rows_limit, most_size, most_payload
@@ -108,7 +114,7 @@ begin
         return;
     end if;
     return query
-    select null::bigint, null::text, null::bigint, null::text, null::bigint, null::timestamptz, null::bigint, true, r.*
+    select null::bigint, null::text, null::bigint, null::text, null::timestamptz, null::bigint, true, r.*
       from outbox_internal.read_rest(
         shards, types, a, b, a_seq, 9223372036854775807, rows_limit, bytes_limit, most_payload
       ) r;
@@ -418,24 +424,26 @@ begin
 end
 $$;
 
--- Marks the server, if it has no mark: neither on PostgreSQL 14, nor before the first call after a crash. Setting the
--- value takes no transaction number and writes no WAL. The row that is locked meanwhile is one that only the relays and
--- the schema's owner may lock, so that no other role can keep a relay waiting here.
+-- Marks the server if it has no mark, as before the first call after a crash. Setting the value takes no transaction number and
+-- writes no WAL. The row that is locked meanwhile is one that only the relays and the schema's owner may lock, so that no
+-- other role can keep a relay waiting here. A log whose cluster is not known gets this one.
 create or replace function outbox_internal.arm() returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-    if current_setting('server_version_num')::integer < 150000
-       or pg_sequence_last_value('outbox.server_mark') is not null then
-        return;
-    end if;
-    perform from outbox.meta for update;
-    if (select c.relpersistence from pg_class c where c.oid = 'outbox.server_mark'::regclass) <> 'u' then
-        execute 'alter sequence outbox.server_mark set unlogged';  -- it comes from PostgreSQL 14, by pg_upgrade
+    if pg_is_in_recovery() then
+        raise exception 'the server is a standby' using errcode = 'read_only_sql_transaction';
     end if;
     if pg_sequence_last_value('outbox.server_mark') is null then
-        perform setval('outbox.server_mark', 1 + ('x' || left(md5(gen_random_uuid()::text), 15))::bit(60)::bigint);
+        perform from outbox.meta for update;
+        if pg_sequence_last_value('outbox.server_mark') is null then
+            perform setval('outbox.server_mark',
+                           1 + ('x' || left(translate(gen_random_uuid()::text, '-', ''), 12))::bit(48)::bigint);
+        end if;
+    end if;
+    if (select m.system_identifier is null from outbox.meta m) and outbox_internal.home() is not null then
+        update outbox.meta m set system_identifier = outbox_internal.home() where m.system_identifier is null;
     end if;
 end
 $$;

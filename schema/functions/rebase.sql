@@ -8,19 +8,16 @@
 -- `b_next` is the oldest transaction that runs now: behind that window the shard is at a tick of the floor
 -- and of the snapshot that ends there, with none pending, because no emitter runs beside this lock.
 --
--- Shards without a position get one, at the beginning: nothing is known of what they have settled.
--- As in version 2. No archive and no check counts behind it: events that came since would be told from those before by
--- numbers that mean nothing any more. Relays of version 2 do not know marks of discarded events, and deliver them once
--- positions are set back: they are refused when there are any.
--- As in version 6, and the audit has who ran it, as the caller says, and why.
--- As in version 16, and ledgers start at their beginning: after a partial restore their positions may have any number.
+-- Shards without a position get one, at the beginning: nothing is known of what they have settled. No archive and no check of
+-- a day counts behind it: events that came since would be told from those before by numbers that mean nothing any more.
+-- Ledgers start at their beginning: after a partial restore their positions may have any number.
 create or replace function outbox.rebase(actor text default null, reason text default null) returns bigint
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $$
 declare
     alive text;
-    here constant bigint := (select c.system_identifier from pg_control_system() c);
+    here constant bigint := outbox_internal.home();
     given_out bigint;
     highest bigint;
     new_floor bigint;
@@ -42,7 +39,7 @@ begin
             hint = 'A relay that crashed counts as running for 30 seconds.';
     end if;
     lock table outbox.event, outbox.sink, outbox.shard, outbox.progress, outbox.delivery in access exclusive mode;
-    update outbox.sink set ledger_start = 0 where ledger_start > 0;
+    update outbox.sink set ledger_start = 0, home = here;
     given_out := coalesce(pg_sequence_last_value('outbox.event_id_seq'), 0);
     highest := greatest(
         given_out,
@@ -54,7 +51,7 @@ begin
     );
     new_floor := highest;
     if given_out < highest or (
-        here is distinct from (select m.system_identifier from outbox.meta m)
+        (here = (select m.system_identifier from outbox.meta m)) is not true
         and exists (select from outbox.event e group by e.id having count(*) > 1)
     ) then
         new_floor := highest + outbox_internal.renumber(given_out, highest);
@@ -87,8 +84,7 @@ begin
            archived_before = null, archived_on = null
      where emptied_at is null;
     update outbox.meta m
-       set floor = new_floor, floor_xid = oldest, system_identifier = here,
-           min_relay = case when exists (select from outbox.discarded) then greatest(m.min_relay, 3) else m.min_relay end;
+       set floor = new_floor, floor_xid = oldest, system_identifier = here;
     perform outbox_internal.record_action('rebase', null, jsonb_build_object('floor', new_floor), 1, actor,
                                   nullif(trim(reason), ''));
     return new_floor;

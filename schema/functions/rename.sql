@@ -214,24 +214,3 @@ as $$
            settle_p99 = greatest(h.settle_p99, excluded.settle_p99),
            busy_ms = coalesce(h.busy_ms, 0) + coalesce(excluded.busy_ms, 0)
 $$;
-
--- Let a role that was renamed in this cluster keep its grants, and remember the roles of all names. A name that a role
--- has counts more than the number.
-create or replace function outbox_internal.follow_renamed_roles() returns void
-language plpgsql volatile
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    update outbox.grantee g
-       set role_name = r.rolname
-      from pg_roles r
-     where r.oid = g.role_oid and g.home = outbox_internal.home() and r.rolname <> g.role_name
-       and not exists (select from pg_roles o where o.rolname = g.role_name)
-       and not exists (select from outbox.grantee o where o.role_name = r.rolname and o.kind = g.kind);
-    update outbox.grantee g
-       set role_oid = r.oid, home = outbox_internal.home()
-      from pg_roles r
-     where r.rolname = g.role_name and (g.role_oid is distinct from r.oid or g.home is distinct from outbox_internal.home());
-end
-$$;
-

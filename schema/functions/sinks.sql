@@ -742,28 +742,6 @@ begin
 end
 $$;
 
--- A rebase names this cluster, and so for every sink.
-create or replace function outbox_internal.bring_sinks_home() returns trigger
-language plpgsql security definer
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    update outbox.sink s set home = new.system_identifier where s.home is distinct from new.system_identifier;
-    return null;
-end
-$$;
-
--- A sink of another cluster makes the log one of another cluster: every tick is refused until the rebase.
-create or replace function outbox_internal.find_foreign_sink() returns trigger
-language plpgsql security definer
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    update outbox.meta set system_identifier = 0;
-    return null;
-end
-$$;
-
 -- A sink that is removed takes its marks with it: another sink of its name has discarded nothing.
 create or replace function outbox_internal.marks_deleted() returns trigger
 language plpgsql volatile security definer

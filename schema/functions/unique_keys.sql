@@ -126,7 +126,7 @@ begin
                                 limit most for update skip locked));
     get diagnostics free = row_count;
     -- Positions that were stored in another cluster do not tell which transactions of this one they have passed: see outbox_internal.tick.
-    if (select m.system_identifier from outbox.meta m) is distinct from (select c.system_identifier from pg_control_system() c) then
+    if outbox_internal.elsewhere() then
         return free;
     end if;
     uids := array(select k.uid from outbox.unique_key k

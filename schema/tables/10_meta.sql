@@ -8,9 +8,8 @@ comment on schema outbox is 'Transactional outbox: events written with the busin
 create schema outbox_internal;
 comment on schema outbox_internal is 'Functions that outbox-relay and the functions of schema outbox call.';
 
--- This cluster has no mark until outbox_internal.arm() sets one. A restart after the crash of one process changes neither the
--- postmaster's start nor the timeline. But it empties what is not logged, so the mark is gone. Statistics are reset by people
--- too.
+-- The server has no mark until outbox_internal.arm() sets one. A restart after the crash of one process does not change the
+-- postmaster's start. But it empties what is not logged, so the mark is gone. Statistics are reset by people too.
 create unlogged sequence outbox.server_mark;
 comment on sequence outbox.server_mark is
     'A mark of the running server, which a crash takes away.';
@@ -36,19 +35,14 @@ comment on column outbox.meta.max_payload_bytes is
 comment on column outbox.meta.config is
     'Counts changes of the configuration and of positions. It only rises, so no older tick can look like a newer one.';
 comment on column outbox.meta.system_identifier is
-    'The cluster whose transaction numbers the log carries: see outbox.rebase.';
+    'The cluster whose transaction numbers the log carries: see outbox.rebase. Null where the server does not tell it.';
 
 -- Roles and their kinds of grants by `migrate`; a later migration grants them again on what it replaces.
 create table outbox.grantee (
     role_name name not null,
     kind text not null check (kind in ('emit', 'consume', 'relay', 'read', 'operate', 'payloads')),
-    role_oid oid,
-    home bigint,
     primary key (role_name, kind)
 );
-comment on column outbox.grantee.role_oid is
-    'The role in the cluster `home`, whatever it is renamed to there.';
-
 -- The lock of work that one session does at a time. An advisory lock could be taken by every role of the database.
 create table outbox.chore (
     name text primary key

@@ -26,7 +26,7 @@ comment on column outbox.sink.last_error_mended_at is
 comment on column outbox.sink.named_at is
     'When another sink had this name for the last time: attempts that were recorded before are of that one. Null: none had it.';
 comment on column outbox.sink.home is
-    'The identifier of the cluster that the positions of this sink belong to.';
+    'The cluster that the positions of this sink belong to: see outbox_internal.elsewhere. Null where the server does not tell it.';
 comment on column outbox.sink.probes is
     'Number of requests by people to probe the destination now. Relays compare it once a second.';
 comment on column outbox.sink.claim is

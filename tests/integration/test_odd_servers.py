@@ -20,7 +20,7 @@ from tests.support.command import inside
 from tests.support.database import Database, query
 from tests.support.days import date_ago, emit_ago, fill_days, keep, make_day, one, retention, table_ago
 from tests.support.ledger import ledger
-from tests.support.postgres import PostgresServer, wanted_major
+from tests.support.postgres import PostgresServer
 from tests.support.sink_actions import register
 from tests.support.wait import auntil
 
@@ -50,7 +50,6 @@ def english(postgres: PostgresServer) -> Iterator[Database]:
     database.close()
 
 
-@pytest.mark.skipif(wanted_major() < 15, reason="databases have collations of ICU since PostgreSQL 15")
 def test_a_cancelled_event_is_marked_whatever_the_collation_of_the_database_is(english: Database) -> None:
     """Goes red when a parameter is compared by the collation of the database: such an event counts as delivered."""
     assert query(english, "select 'events' < '~'") == [(False,)]

@@ -1,10 +1,9 @@
-"""Sessions whose defaults switch off triggers or hide views, and servers whose identity PUBLIC may not ask for."""
+"""Sessions whose defaults switch off triggers or hide views."""
 
 from __future__ import annotations
 
 from collections.abc import Generator
 
-import psycopg
 import pytest
 
 from outbox_relay.domain.errors import DatabaseUnusable
@@ -13,12 +12,10 @@ from outbox_relay.postgres.session_settings import CORRECTED_SETTINGS, CORRECTIO
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit
 from tests.support.memory_sink import MemorySink
-from tests.support.postgres import PostgresServer
 from tests.support.relay_harness import CountingStore, running, spec
 from tests.support.roles import new_role
 
 REPLICA = "alter role {} in database {} set session_replication_role = replica"
-CONTROL = "revoke execute on function pg_control_system() from public"
 
 
 @pytest.fixture
@@ -78,46 +75,6 @@ async def test_views_are_read_whatever_the_database_restricts(database: Database
     migrate(database.dsn)
     run(database, f"alter role {relay} in database {database.name} reset all")
     await _delivers(database, relay)
-
-
-@pytest.mark.slow  # has a server of its own
-async def test_a_relay_that_may_not_ask_for_the_server_s_identity_names_the_grant(
-    own_postgres: PostgresServer,
-) -> None:
-    own_postgres.create_database("control")
-    database = Database(own_postgres, "control")
-    with new_role(database, "relay") as relay:
-        migrate(database.dsn, grant_relay=[relay])
-        run(database, CONTROL)
-        store = CountingStore(database.dsn_as(relay))
-        await store.open()
-        try:
-            with pytest.raises(DatabaseUnusable, match=r"grant execute on function pg_catalog\.pg_control_system\(\)"):
-                await store.floor()
-            assert migrate(database.dsn).notes == ()
-            await store.floor()
-        finally:
-            await store.close()
-        await _delivers(database, relay)
-
-
-@pytest.mark.slow  # has a server of its own
-def test_an_owner_who_cannot_give_that_right_says_what_to_run(own_postgres: PostgresServer) -> None:
-    own_postgres.create_database("control")
-    database = Database(own_postgres, "control")
-    with new_role(database, "owner") as owner, new_role(database, "relay") as relay:
-        run(
-            database,
-            f"alter database control owner to {owner}",
-            CONTROL,
-            f"grant execute on function pg_control_system() to {owner}",
-        )
-        notes = migrate(database.dsn_as(owner), grant_relay=[relay]).notes
-        statement = f"grant execute on function pg_catalog.pg_control_system() to {relay}"
-        assert any(note.endswith(statement) for note in notes)
-        with pytest.raises(psycopg.errors.InsufficientPrivilege), database.connect(user=relay) as connection:
-            connection.execute("select pg_control_system()")
-        run(database, "alter database control owner to postgres")
 
 
 async def _delivers(database: Database, role: str) -> None:

@@ -135,12 +135,12 @@ def tick_results(*changes: dict[str, Any]) -> list[TickResult]:
     import datetime
 
     now = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
-    first: dict[str, Any] = {"seq": 10, "snapshot": "100:100:", "next_xid": 100, "incarnation": "a", "wal": 1000}
+    first: dict[str, Any] = {"seq": 10, "snapshot": "100:100:", "next_xid": 100, "incarnation": "a"}
     made: list[TickResult] = []
     for change in ({}, *changes):
         values = {**first, **change}
         tick = Tick(values["seq"], values["snapshot"], values["next_xid"])
-        made.append(TickResult(tick, values["incarnation"], values["wal"], now, 1))
+        made.append(TickResult(tick, values["incarnation"], now, 1))
     return made
 
 
@@ -148,11 +148,10 @@ def tick_results(*changes: dict[str, Any]) -> list[TickResult]:
     ("change", "doubted"),
     [
         ({"seq": 11}, False),
-        ({"seq": 11, "snapshot": "101:102:101", "next_xid": 103, "wal": 1001}, False),
+        ({"seq": 11, "snapshot": "101:102:101", "next_xid": 103}, False),
         ({"incarnation": "b"}, True),
         ({"seq": 9}, True),
         ({"next_xid": 99}, True),
-        ({"wal": 999}, True),
     ],
 )
 async def test_what_was_read_is_doubted_when_the_server_is_not_the_same(change: dict[str, Any], doubted: bool) -> None:

@@ -55,7 +55,7 @@ class Looked:
 
     async def tick(self) -> TickResult:
         self.ticks += 1
-        return TickResult(Tick(len(self.requests) + self.ticks, "9:9:", 9), "a", 1, datetime.now(UTC), 1)
+        return TickResult(Tick(len(self.requests) + self.ticks, "9:9:", 9), "a", datetime.now(UTC), 1)
 
     async def look(
         self, request: WindowRequest | None, patience: float, is_news: Callable[[TickResult, float], bool]
@@ -67,7 +67,7 @@ class Looked:
         tick = Tick(len(self.requests) + self.ticks, "9:9:", 9)
         events = list[StoredEvent]()
         window = None if request is None else WindowRead(request, tick, events, None, self._usable)
-        result = TickResult(tick, "a", 1, datetime.now(UTC), 1)
+        result = TickResult(tick, "a", datetime.now(UTC), 1)
         return Look(result, window, time.monotonic(), (self._seconds,))
 
 

@@ -180,7 +180,7 @@ class Restored:
 
     async def refresh(self) -> TickResult:
         """Return the first tick of the new incarnation."""
-        return TickResult(Tick(1, "3:3:", 3), "restored", 0, datetime.now(UTC), 0)
+        return TickResult(Tick(1, "3:3:", 3), "restored", datetime.now(UTC), 0)
 
     async def register_missing_sink(self, *_: object, **_given: object) -> None:
         """Register nothing: another relay has."""

@@ -16,6 +16,4 @@ select (select m.floor from outbox.meta m) as floor,
              ) p
              where p.b_snapshot is null or p.b_snapshot::text <> '9223372036854775807:9223372036854775807:')
        ) as highest_xid,
-       (select m.system_identifier from outbox.meta m) is distinct from c.system_identifier
-           or exists (select from outbox.sink s where s.home is distinct from c.system_identifier) as elsewhere
-  from pg_control_system() c
+       outbox_internal.elsewhere() as elsewhere

@@ -1,0 +1,298 @@
+"""Servers as they are rented: without MD5, the position in the WAL or the cluster's identifier, and behind RDS Proxy."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import struct
+import threading
+from collections.abc import Generator
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable
+from outbox_relay.postgres.migrations import migrate, rebase
+from tests.support.command import Ended, inside, outbox_relay
+from tests.support.database import Database, query
+from tests.support.deliveries import delivered, emit
+from tests.support.memory_sink import MemorySink
+from tests.support.postgres import PostgresServer
+from tests.support.receiver import Receiver
+from tests.support.relay_config import webhook_config
+from tests.support.relay_harness import LOST, CountingStore, running, spec
+from tests.support.replication import Pair
+from tests.support.wait import auntil, until
+
+SOURCES = Path(__file__).parents[2]
+CONTROL = (
+    "out pg_control_version integer, out catalog_version_no integer, out system_identifier bigint, "
+    "out pg_control_last_modified timestamptz"
+)
+REFUSED = {
+    "md5(text)": "md5(text) returns text",
+    "md5(bytea)": "md5(bytea) returns text",
+    "pg_control_system()": f"pg_control_system({CONTROL})",
+    "pg_current_wal_lsn()": "pg_current_wal_lsn() returns pg_lsn",
+    "pg_current_wal_insert_lsn()": "pg_current_wal_insert_lsn() returns pg_lsn",
+    "pg_walfile_name(pg_lsn)": "pg_walfile_name(pg_lsn) returns text",
+}
+"""Signature → the head of the function that takes its place: what Aurora, Azure and servers in FIPS mode refuse."""
+CODES = ["XX000", "55000", "0A000"]
+"""OpenSSL without MD5; a WAL level that is too low; "not supported"."""
+ASKED = re.compile(r"\b(?:md5|pg_current_wal\w*|pg_walfile\w*|pg_control_\w+|pg_stat_wal|pg_stat_get_wal)\b\s*\(?")
+RDS = "Feature not supported: RDS Proxy currently doesn\N{RIGHT SINGLE QUOTATION MARK}t support command-line options."
+
+
+def refuse(database: Database, code: str) -> None:
+    """Let the server refuse what some do not have, in this database. A built-in function is known by its number."""
+    with database.connect(autocommit=True) as admin:
+        for signature, head in REFUSED.items():
+            name = signature.partition("(")[0]
+            admin.execute(f"alter function pg_catalog.{signature} rename to {name}_before".encode())
+            admin.execute(
+                f"create function pg_catalog.{head} language plpgsql as "
+                f"$$ begin raise exception 'not here' using errcode = '{code}'; end $$".encode()
+            )
+
+
+def allow(database: Database) -> None:
+    """Take that back."""
+    with database.connect(autocommit=True) as admin:
+        for signature in REFUSED:
+            name, _, arguments = signature.partition("(")
+            admin.execute(f"drop function pg_catalog.{signature}".encode())
+            admin.execute(f"alter function pg_catalog.{name}_before({arguments} rename to {name}".encode())
+
+
+def cluster(database: Database) -> int | None:
+    """Return the cluster that the log belongs to."""
+    [(found,)] = query(database, "select system_identifier from outbox.meta")
+    return found
+
+
+async def relayed(database: Database) -> None:
+    """Run a relay that delivers events."""
+    sink = MemorySink()
+    async with running(database.dsn, (spec("s"), sink)) as harness:
+        await harness.owns_all()
+        await delivered(sink, emit(database, ["a", "b", None]))
+
+
+def checked(database: Database, directory: Path) -> Ended:
+    """Run ``check --online``."""
+    with Receiver() as receiver:
+        file = directory / "relay.toml"
+        text = webhook_config(database.dsn, receiver, directory)
+        file.write_text(text.replace("[relay]", f'pooler = "transaction"\nlisten_dsn = "{database.dsn}"\n[relay]'))
+        for each in (file, directory / "secrets"):
+            each.chmod(0o600)
+        return inside("check", "--online", "-c", file)
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("before", [True, False], ids=["before migrate", "after migrate"])
+async def test_everything_works_where_the_server_refuses(
+    empty_database: Database, tmp_path: Path, code: str, *, before: bool
+) -> None:
+    database = empty_database
+    if before:
+        refuse(database, code)
+        migrate(database.dsn)
+        assert cluster(database) is None
+    else:
+        migrate(database.dsn)
+        assert cluster(database) is not None
+        refuse(database, code)
+    await relayed(database)
+    ended = await asyncio.to_thread(checked, database, tmp_path)
+    assert ended.code == 0
+    assert "database:" not in ended.err
+    assert migrate(database.dsn).notes == ()
+    await relayed(database)
+    query(database, "delete from outbox.relay returning 1")
+    rebase(database.dsn)
+    await relayed(database)
+    assert cluster(database) is None, "what is not told is not known"
+
+
+async def test_a_relay_goes_on_while_the_server_begins_to_refuse_and_allows_again(empty_database: Database) -> None:
+    database, sink = empty_database, MemorySink()
+    migrate(database.dsn)
+    known = cluster(database)
+    async with running(database.dsn, (spec("s"), sink)) as harness:
+        await harness.owns_all()
+        await delivered(sink, emit(database, ["a"]))
+        refuse(database, "0A000")
+        await delivered(sink, emit(database, ["a"]))
+        allow(database)
+        await delivered(sink, emit(database, ["a"]))
+        assert cluster(database) == known
+        query(database, "update outbox.meta set system_identifier = null returning 1")
+    await relayed(database)
+    assert cluster(database) == known, "it is known from the next session on"
+    query(database, "update outbox.meta set system_identifier = 1 returning 1")
+    assert await foreign(database) == [True, True]
+    refuse(database, "0A000")
+    assert await foreign(database) == [False, False], "what is not told is not another one"
+
+
+async def foreign(database: Database) -> list[bool]:
+    """Return whether a tick, and the start of a session, are refused because of the cluster, on new connections."""
+    found = list[bool]()
+    store = CountingStore(database.dsn)
+    await store.open()
+    try:
+        for ask in (store.tick, store.floor):
+            try:
+                await ask()
+                found.append(False)
+            except DatabaseUnusable as error:
+                found.append("another cluster" in str(error))
+    finally:
+        await store.close()
+    return found
+
+
+@pytest.mark.parametrize("crash", [False, True], ids=["restart", "crash of a backend"])
+async def test_another_incarnation_is_noticed_where_the_server_refuses(
+    own_postgres: PostgresServer, *, crash: bool
+) -> None:
+    """A pooler may hide both: the session notices by what is left, the start time and the mark."""
+    own_postgres.create_database("shop")
+    database = Database(own_postgres, "shop")
+    refuse(database, "55000")
+    migrate(database.dsn)
+    sink = MemorySink()
+    async with running(database.dsn, (spec("s"), sink), expects=LOST) as harness:
+        await harness.owns_all()
+        await delivered(sink, emit(database, ["a", "b"]))
+        session_epoch, [(before,)] = harness.ticker.session_epoch, query(database, INCARNATION)
+        if crash:
+            [(pid,)] = query(database, "select pg_backend_pid()")
+            os.kill(pid, signal.SIGKILL)
+        else:
+            await asyncio.to_thread(own_postgres.restart, "immediate")
+        until(lambda: answers(database), seconds=30, what="the server is up")
+        await delivered(sink, emit(database, ["a", "b"]))
+        assert harness.ticker.session_epoch > session_epoch
+        assert query(database, INCARNATION) != [(before,)]
+        await harness.settled()
+
+
+INCARNATION = "select outbox_internal.incarnation()"
+
+
+def answers(database: Database) -> bool:
+    """Return True if the server takes connections."""
+    try:
+        return query(database, "select 1") == [(1,)]
+    except psycopg.OperationalError:
+        return False
+
+
+@pytest.mark.slow  # has two servers of its own
+async def test_a_standby_is_told_apart_from_a_primary_that_refuses() -> None:
+    with Pair() as pair:
+        pair.primary.create_database("shop")
+        database = Database(pair.primary, "shop")
+        migrate(database.dsn)
+        refuse(database, "55000")
+        pair.wait_until_replayed()
+        assert pair.standby is not None
+        store, primary = CountingStore(pair.standby.dsn("shop")), CountingStore(database.dsn)
+        await store.open()
+        await primary.open()
+        try:
+            await primary.tick()
+            for ask in (store.arm, store.tick):
+                with pytest.raises(DatabaseUnavailable, match="standby"):
+                    await ask()
+            losses = store.connection_losses
+            await auntil(lambda: looks_fail(store), seconds=20, what="a look is refused")
+            assert store.connection_losses >= losses
+        finally:
+            await store.close()
+            await primary.close()
+
+
+async def looks_fail(store: CountingStore) -> bool:
+    """Return True if a look is refused because the server is a standby."""
+    if not store.prepare_look():
+        return False
+    with pytest.raises(DatabaseUnavailable, match="standby"):
+        await store.look(None, 0.0, lambda _result, _took: True)
+    return True
+
+
+def test_only_the_guarded_function_asks_what_may_be_refused() -> None:
+    """A parsed body, and what is compiled into a plan, is not seen by the tests that replace the functions."""
+    found = {
+        (file.relative_to(SOURCES).as_posix(), match.group())
+        for folder in ("schema", "outbox_relay")
+        for file in (SOURCES / folder).rglob("*")
+        if file.suffix in (".sql", ".py") and "workbench" not in file.parts
+        for match in ASKED.finditer(re.sub(r"--.*", "", file.read_text(encoding="utf-8")))
+    }
+    assert found == {
+        ("schema/functions/00_expressions.sql", "pg_control_system("),
+        (
+            "outbox_relay/postgres/sql/doctor_slots.sql",
+            "pg_current_wal_lsn(",
+        ),  # asked if there is a slot, which needs it
+    }
+
+
+# -- RDS Proxy ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def proxy() -> Generator[int]:
+    """Yield the port of a server that refuses each connection as RDS Proxy does one with settings in its startup."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        threading.Thread(target=_refuse, args=(listener,), daemon=True).start()
+        yield listener.getsockname()[1]
+
+
+def _refuse(listener: socket.socket) -> None:
+    fields = {"S": "FATAL", "V": "FATAL", "C": "0A000", "M": RDS}
+    body = b"".join(key.encode() + value.encode() + b"\0" for key, value in fields.items()) + b"\0"
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:  # the test has ended
+            return
+        with connection:
+            while struct.unpack("!ii", connection.recv(8))[1] in (80877103, 80877104):  # TLS, GSS
+                connection.sendall(b"N")
+            connection.recv(8192)
+            connection.sendall(b"E" + struct.pack("!i", len(body) + 4) + body)
+
+
+@pytest.mark.parametrize("command", [("run",), ("check", "--online")], ids=lambda command: command[0])
+def test_a_proxy_that_refuses_settings_is_named_with_the_fix(
+    proxy: int, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    with Receiver() as receiver:
+        file = tmp_path / "relay.toml"
+        file.write_text(webhook_config(f"postgresql://u:p@127.0.0.1:{proxy}/shop", receiver, tmp_path))
+        for each in (file, tmp_path / "secrets"):
+            each.chmod(0o600)
+        ended = outbox_relay(*command, "-c", file)
+    assert ended.code == 2
+    assert "RDS Proxy" in ended.err
+    assert 'set database.pooler = "transaction"' in ended.err.replace("\\", "")
+
+
+PINS = re.compile(r"\bset_config\b|\"\s*set (?:local )?\w+|\bdeclare\b.*\bcursor\b", re.IGNORECASE)
+"""Statements after which RDS Proxy keeps the connection for one client."""
+
+
+@pytest.mark.parametrize("file", ["outbox.py", "inbox.py", "contrib/asyncpg.py", "contrib/sqlalchemy_statements.py"])
+def test_no_statement_of_an_application_pins_a_session(file: str) -> None:
+    assert PINS.findall((SOURCES / "outbox_relay" / file).read_text(encoding="utf-8")) == []
