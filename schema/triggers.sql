@@ -8,49 +8,21 @@ for each statement execute function outbox_internal.sink_deleted();
 create or replace trigger keep_positions after delete on outbox.progress
     referencing old table as gone for each statement execute function outbox_internal.keep_positions();
 
-create or replace trigger marks_deleted after delete on outbox.sink
-referencing old table as removed
-for each statement execute function outbox_internal.marks_deleted();
-
 create or replace trigger row_died before update of state on outbox.delivery
 for each row when (old.state <> 'dead' and new.state = 'dead') execute function outbox_internal.row_died();
 
 create or replace trigger sink_paused after update of paused on outbox.sink
 for each row when (old.paused <> new.paused) execute function outbox_internal.sink_paused();
 
-create or replace trigger keep_archive_names before update of archived_to, writing_to on outbox.day
-for each row execute function outbox_internal.keep_archive_names();
-
-create or replace trigger replays_cancelled after delete on outbox.sink
-referencing old table as removed
-for each statement execute function outbox_internal.replays_cancelled();
-
 create or replace trigger fill_shard before insert on outbox.event
 for each row when (new.shard is null or new.shard not between 0 and 63) execute function outbox_internal.fill_shard();
 
 -- Only dead rows call the function. A dead letter that a replay gives to its target died before.
-create or replace trigger notify_new_dead after insert on outbox.delivery
+create or replace trigger notify_dead after insert or update of state on outbox.delivery
 for each row when (new.state = 'dead') execute function outbox_internal.notify_dead();
-
-create or replace trigger notify_dead after update of state on outbox.delivery
-for each row when (old.state <> 'dead' and new.state = 'dead') execute function outbox_internal.notify_dead();
-
-create or replace trigger notices_deleted after delete on outbox.sink
-referencing old table as removed
-for each statement execute function outbox_internal.notices_deleted();
-
-create or replace trigger history_deleted after delete on outbox.sink
-referencing old table as removed
-for each statement execute function outbox_internal.history_deleted();
 
 create or replace trigger row_revived before update of state on outbox.delivery
 for each row when (old.state = 'dead' and new.state <> 'dead') execute function outbox_internal.row_revived();
-
-create or replace trigger schedule_changed before update on outbox.schedule
-for each row when ((old.cron, old.timezone, old.type, old.payload, old.headers, old.key, old.missed, old.tenant)
-                   is distinct from
-                   (new.cron, new.timezone, new.type, new.payload, new.headers, new.key, new.missed, new.tenant))
-execute function outbox_internal.schedule_changed();
 
 create or replace trigger spread_scheduled before insert or update of deliver_at on outbox.delivery
     for each row when (new.deliver_at is not null and new.sink < '~') execute function outbox_internal.spread_scheduled();

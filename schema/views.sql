@@ -23,9 +23,8 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
 
     ('relay', 'schema', '{outbox, outbox_internal}', null, 'USAGE'),
     ('relay', 'function', '{arm, backlog, claim_rows, give_rows_back, held_keys, keys_with_rows, known_down, look_small, '
-                          'make_partitions, only_at, payload_ceiling, positions, raise_ledger_starts, read_late, read_rest, '
-                          'read_small, register_missing_sinks, register_sinks, renew_shards, rows_standing, '
-                          'settle, tick, trim_progress}', null, 'EXECUTE'),
+                           'make_partitions, only_at, payload_ceiling, positions, raise_ledger_starts, read_late, '
+                           'read_rest, read_small, register_sinks, renew_shards, rows_standing, settle, tick, trim_progress}', null, 'EXECUTE'),
     -- Called by functions of the line above, with the rights of their caller.
     ('relay', 'function', '{at_home, delivery_fault, elsewhere, first_dead, home, incarnation, lease_term, leased_shards, unsettled}', null, 'EXECUTE'),
     ('relay', 'table', '{delivery, event, event_default, grantee, meta, progress, relay, shard, sink, standing, uid}',
@@ -42,6 +41,14 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     ('owner', 'function', '{change_scheduled, claim_unique_key, drop_cancelled, not_to_replay, queue_fault, require_own_key, '
                           'scheduled_event, uid_lock}', null, 'EXECUTE'),
     ('relay', 'table', '{sink}', '{last_error_mended_at}', 'UPDATE'),
+    -- Schedules, figures and history are written by statements of the relay.
+    ('relay', 'table', '{schedule, figures, history}', null, 'SELECT'),
+    ('relay', 'table', '{schedule, figures, history}', null, 'INSERT'),
+    ('relay', 'table', '{schedule, figures, history}', null, 'UPDATE'),
+    ('relay', 'table', '{history}', null, 'DELETE'),
+    ('relay', 'table', '{relay}', '{retention, schedules}', 'UPDATE'),
+    ('relay', 'sequence', '{schedule_generation}', null, 'USAGE'),
+    ('operate', 'table', '{relay}', '{config, schedules}', 'SELECT'),
     ('relay', 'sequence', '{event_id_seq, server_mark}', null, 'SELECT'),
     ('relay', 'table', '{sink}', '{circuit, circuit_since, in_flight_limit, last_error, last_error_at, paused, '
                                  'paused_reason}', 'UPDATE'),
@@ -49,23 +56,23 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     ('relay', 'table', '{progress, delivery}', null, 'INSERT'),
     ('relay', 'table', '{delivery}', '{state, ready, due_at, attempts, claims, suspect, lease, lease_until, owner, last_error, '
                                      'last_status, last_attempt_at, last_attempt}', 'UPDATE'),
-    -- Not `retention`: outbox_internal.state_retention checks it.
     ('relay', 'table', '{relay}', '{id, name, version, sinks, started_at, seen_at, config}', 'INSERT'),
     ('relay', 'table', '{relay}', '{id, name, version, sinks, started_at, seen_at, config}', 'UPDATE'),
     ('relay', 'table', '{progress, delivery, relay}', null, 'DELETE'),
     ('relay', 'function', '{attempts_of, last_attempt_of, make_attempt_partitions, record_attempts}', null, 'EXECUTE'),
     ('relay', 'table', '{attempt}', null, 'SELECT'),
 
-    ('relay', 'function', '{as_time, count_deliveries, deliveries, delivery_state, delivery_summary, error_kind, loadable_time, '
-                          'past_time, position_passed, probe_sink, set_paused, was_counted}', null, 'EXECUTE'),
-    ('relay', 'table', '{audit, discarded, page_key}', null, 'SELECT'),
+    ('relay', 'function', '{as_time, count_deliveries, deliveries, delivery_state, delivery_summary, find_deliveries, '
+                          'loadable_time, past_time, position_passed, probe_sink, set_paused}', null, 'EXECUTE'),
+    ('relay', 'table', '{audit, discarded}', null, 'SELECT'),
+    ('relay', 'table', '{secret}', '{config_key, page_key}', 'SELECT'),
 
     ('read', 'schema', '{outbox, outbox_internal}', null, 'USAGE'),
-    ('read', 'function', '{as_time, backlog, count_deliveries, deliveries, delivery_state, delivery_summary, error_kind, '
-                         'loadable_time, past_time, position_passed, was_counted}', null, 'EXECUTE'),
-    ('read', 'table', '{page_key}', null, 'SELECT'),
+    ('read', 'function', '{as_time, backlog, count_deliveries, deliveries, delivery_state, delivery_summary, find_deliveries, '
+                         'loadable_time, past_time, position_passed}', null, 'EXECUTE'),
+    ('read', 'table', '{secret}', '{page_key}', 'SELECT'),
     ('read', 'table', '{audit, discarded, meta, progress, shard, sink, standing}', null, 'SELECT'),
-    -- Not `config` and `retention`: outbox_internal.relay_configs and outbox.retention_status show them.
+    -- `config` is for those who operate; outbox.retention_status shows `retention`.
     ('read', 'table', '{relay}', '{id, name, version, sinks, started_at, seen_at}', 'SELECT'),
     ('read', 'table', '{event}', '{xid, id, shard, uid, type, key, content_type, deliver_at, created_at, emitter, tenant, '
                                'priority}', 'SELECT'),
@@ -82,39 +89,39 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     ('payloads', 'table', '{attempt}', '{detail}', 'SELECT'),
     ('operate', 'function', '{discard_deliveries, probe_sink, retry_deliveries, set_paused}', null, 'EXECUTE'),
 
-    ('owner', 'function', '{discard_rows, hashed_filter, is_meant, keyed_hash, lock_shards_of, marks_deleted, '
-                          'is_of_tenant, next_deliveries, read_filter, record_action, require_read_committed, require_sink, '
-                          'row_died, short_text, sink_paused, was_before}', null, 'EXECUTE'),
+    ('owner', 'function', '{discard_rows, hashed_filter, is_meant, keyed_hash, lock_shards_of, is_of_tenant, '
+                           'next_deliveries, read_filter, record_action, require_read_committed, require_sink, row_died, '
+                           'short_text, sink_paused, was_before}', null, 'EXECUTE'),
 
     -- Sinks and configurations.
-    ('relay', 'function', '{list_former_sinks, list_sinks, relay_configs}', null, 'EXECUTE'),
-    ('relay', 'table', '{config_key, former_sink}', null, 'SELECT'),
-    ('read', 'function', '{list_former_sinks, list_sinks}', null, 'EXECUTE'),
+    ('relay', 'function', '{list_sinks}', null, 'EXECUTE'),
+    ('relay', 'table', '{former_sink}', null, 'SELECT'),
+    ('read', 'function', '{list_sinks}', null, 'EXECUTE'),
     ('read', 'table', '{former_sink}', null, 'SELECT'),
-    ('operate', 'table', '{config_key}', null, 'SELECT'),
-    ('operate', 'function', '{action_tick, drop_sink, preview_removal, preview_seek, relay_configs, rename_sink, seek_sink}',
+    ('operate', 'table', '{secret}', '{config_key}', 'SELECT'),
+    ('operate', 'function', '{action_tick, drop_sink, preview_removal, preview_seek, rename_sink, seek_sink}',
      null, 'EXECUTE'),
-    ('owner', 'function', '{sees_payloads, shown_detail}', null, 'EXECUTE'),
-    ('owner', 'function', '{bounded_count, bounded_seconds, count_backlog, delete_rows, end_when_idle}', null, 'EXECUTE'),
-    ('owner', 'function', '{alive_interval, check_action_tick, check_sink_name, count_seek, count_unsettled, first_id_since, move_rows, '
-                          'refuse_sink, relays_of, seek_place, types_of}',
+    ('owner', 'function', '{error_kind, shown_detail, was_counted}', null, 'EXECUTE'),
+    ('owner', 'function', '{delete_rows, end_when_idle}', null, 'EXECUTE'),
+    ('owner', 'function', '{check_action_tick, check_sink_name, count_seek, first_id_since, move_rows, relays_of, '
+                           'seek_place, types_of}',
      null, 'EXECUTE'),
 
     -- Replays.
-    ('relay', 'function', '{attempt_detail, read_replayed, replay_of, replays, settle_replayed, sink_of, '
-                          'spend_replay, tend_replay, trim_replay_exceptions}', null, 'EXECUTE'),
+    ('relay', 'function', '{read_replayed, replay_of, replays, settle_replayed, sink_of, spend_replay, tend_replay, '
+                           'trim_replay_exceptions}', null, 'EXECUTE'),
     ('relay', 'table', '{replay, replay_progress}', null, 'SELECT'),
     ('read', 'function', '{replays}', null, 'EXECUTE'),
     ('operate', 'function', '{preview_replay, set_replay, start_replay}', null, 'EXECUTE'),
-    ('owner', 'function', '{adopt_rebase, at_its_end, clear_replay, count_matches, drop_replay_rows, follow_rename, id_behind, move_dead, '
-                          'place_replay, plan_replay, replay_delivered, replay_keepers, replay_means, replay_outcome, '
-                          'replay_outcomes, replay_passed_by, replay_places, replay_rows, replay_shards, replays_cancelled, '
-                          'require_days, trim_replay}', null, 'EXECUTE'),
+    ('owner', 'function', '{adopt_rebase, at_its_end, clear_replay, count_matches, drop_replay_rows, follow_rename, '
+                           'id_behind, move_dead, place_replay, plan_replay, replay_delivered, replay_keepers, '
+                           'replay_means, replay_outcome, replay_outcomes, replay_passed_by, replay_places, replay_rows, '
+                           'replay_shards, require_days, trim_replay}', null, 'EXECUTE'),
 
     -- Retention: done by relays, and by roles that operate; roles that read see the days.
     ('relay', 'function', '{begin_archive, begin_retention, check_day, count_day, discard_expired, drop_day, due_days, '
-                          'empty_day, end_retention, leave_day, read_day_events, record_archive, renew_retention, retention_status, '
-                           'state_retention, trim_attempts, trim_inbox, trim_uids, unfinished_archives}', null, 'EXECUTE'),
+                           'empty_day, end_retention, leave_day, read_day_events, record_archive, renew_retention, '
+                           'retention_status, trim_attempts, trim_inbox, trim_uids, unfinished_archives}', null, 'EXECUTE'),
     ('operate', 'schema', '{outbox, outbox_internal}', null, 'USAGE'),
     ('operate', 'table', '{meta}', null, 'SELECT'),
     ('operate', 'function', '{begin_retention, check_day, count_day, discard_expired, drop_day, due_days, empty_day, '
@@ -127,9 +134,8 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     ('payloads', 'function', '{begin_archive, read_day_events, record_archive, unfinished_archives}', null, 'EXECUTE'),
     ('relay', 'function', '{keep_days_of}', null, 'EXECUTE'),
     ('read', 'function', '{keep_days_of}', null, 'EXECUTE'),
-    ('owner', 'function', '{acts_as, asks_less, came_since, checked_day, day_holders, day_keepers, died_before, '
-                          'is_past, keep_archive_names, keeper_names, kept_since, lease_interval, mark_clock, more_days, part_of, partitions, past_days, '
-                          'require_day, weigh_retention}', null, 'EXECUTE'),
+    ('owner', 'function', '{asks_less, came_since, checked_day, day_holders, retention_blockers, died_before, '
+                           'blocker_names, kept_since, mark_clock, part_of, partitions, past_days, evaluate_retention}', null, 'EXECUTE'),
 
     -- Why.
     ('relay', 'function', '{trim_discarded, trim_routes, why}', null, 'EXECUTE'),
@@ -139,38 +145,32 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     ('operate', 'function', '{erase}', null, 'EXECUTE'),
     -- Called by functions that read the log, with the rights of their caller.
     ('relay', 'function', '{is_erased}', null, 'EXECUTE'),
-    ('owner', 'function', '{archives_of_subject, change_events, check_erasable, content_columns, content_statistics, '
-                          'erase_in_audit, erase_in_sinks, fill_shard, filter_of_subject, keep_no_statistics, look_again, '
-                          'next_of_subject, open_erasure, read_subject, renew_key_statistics, shard_of, '
-                          'supersede_archives, undelivered, undelivered_of_subject}', null, 'EXECUTE'),
+    ('owner', 'function', '{archives_of_subject, with_archive, change_events, check_erasable, content_columns, '
+                           'content_statistics, erase_in_audit, erase_in_sinks, fill_shard, keep_no_statistics, look_again, '
+                           'next_of_subject, open_erasure, read_subject, renew_key_statistics, shard_of, undelivered, '
+                           'undelivered_of_subject}', null, 'EXECUTE'),
 
     -- Figures and history.
-    ('relay', 'function', '{add_history, claim_figures, figures_of_rows, figures_of_sinks, store_figures, trim_history}', null,
+    ('relay', 'function', '{figures_of_rows, figures_of_sinks}', null,
      'EXECUTE'),
-    ('relay', 'table', '{history}', null, 'SELECT'),
-    ('relay', 'table', '{figures}', '{owner, lease_until, at, figures}', 'SELECT'),
     ('read', 'function', '{figures_of_rows}', null, 'EXECUTE'),
     ('read', 'table', '{figures}', '{owner, lease_until, at, figures}', 'SELECT'),
     ('read', 'table', '{history}', null, 'SELECT'),
-    ('owner', 'function', '{history_deleted, move_history}', null, 'EXECUTE'),
+    ('owner', 'function', '{move_history}', null, 'EXECUTE'),
     -- Schedules.
-    ('relay', 'function', '{fail_schedule, fire_schedule_times, hold_schedules, place_schedule, '
-                          'register_schedules, take_schedules}', null, 'EXECUTE'),
-    ('relay', 'table', '{schedule}', '{name, cron, timezone, type, key, missed, generation, after_at, next_at, last_at, paused, '
-                                     'retry_at, error, error_at, tenant}', 'SELECT'),
+    ('relay', 'function', '{fire_schedule_times}', null, 'EXECUTE'),
     ('read', 'table', '{schedule}', '{name, cron, timezone, type, key, missed, generation, after_at, next_at, last_at, paused, '
                                     'retry_at, error, error_at, tenant}', 'SELECT'),
     ('payloads', 'table', '{schedule}', '{payload, headers}', 'SELECT'),
-    ('operate', 'function', '{relays_with_schedule, run_schedule, set_schedule}', null, 'EXECUTE'),
-    ('owner', 'function', '{emit_schedule, require_schedule, schedule_changed}', null, 'EXECUTE'),
+    ('operate', 'function', '{run_schedule, set_schedule}', null, 'EXECUTE'),
+    ('owner', 'function', '{emit_schedule, require_schedule}', null, 'EXECUTE'),
     -- Limits across relays.
     ('relay', 'table', '{sink}', '{rate_per_second, max_in_flight_total, spread_seconds}', 'UPDATE'),
     ('relay', 'function', '{spread_of}', null, 'EXECUTE'),
     ('owner', 'function', '{spread_scheduled}', null, 'EXECUTE'),
     -- Notices.
     ('relay', 'function', '{notify_sinks}', null, 'EXECUTE'),
-    ('owner', 'function', '{error_class, make_notice, notice_due, notices_deleted, notify_blocked, notify_dead, notify_sink, '
-                          'notify_state, sink_lag}', null, 'EXECUTE'),
+    ('owner', 'function', '{error_class, make_notice, notice_due, notify_dead, notify_sink, notify_state, sink_lag}', null, 'EXECUTE'),
 
     ('owner', 'function', '{asleep, claim_uid, emitter, event_fault, header_fault, is_usual, keep_positions, raise_config, '
                           'rebase, remove_sink, renumber, settled_upto, shown, sink_changed, sink_deleted, uuid7}',

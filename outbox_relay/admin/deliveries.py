@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -90,14 +89,10 @@ async def search_deliveries(store: Store, wanted: Filter, most: int, before: Pla
     Raises as ``count_deliveries``.
     """
     sinks = await require_sink(store, wanted.get("sink"))
-    [state] = wanted["states"]
-    like = None if "type" not in wanted else _like(wanted["type"])
-    names = ("sink", "key", "tenant", "status", "error", "kind", "since", "until", "as_of")
-    given = {**{name: wanted.get(name) for name in names}, "type": like, "state": state}
-    given["by_error"] = bool(wanted.keys() & {"error", "kind", "status"})
-    looks = LOOKS if state != "dead" or "sink" in wanted else max(FEWEST_LOOKS, LOOKS // max(1, sinks))
+    looks = LOOKS if wanted["states"] != ["dead"] or "sink" in wanted else max(FEWEST_LOOKS, LOOKS // max(1, sinks))
     place = {"before_id": before[0] if before else MAX_ID, "before_sink": before[1] if before else ""}
-    rows = await store.by_index("search_deliveries", {**given, **place, "looks": looks, "most": most + 1}, "read")
+    given = {"filter": json.dumps(wanted), **place, "looks": looks, "most": most + 1}
+    rows = await store.by_index("search_deliveries", given, "read")
     floor, matched, at = rows[0].floor, rows[0].matched, rows[0].at.isoformat()
     found = [row for row in rows if row.id is not None]
     after = (
@@ -108,11 +103,6 @@ async def search_deliveries(store: Store, wanted: Filter, most: int, before: Pla
         else None
     )
     return Found([_listed(row) for row in found[:most]], matched, not floor, after, at)
-
-
-def _like(pattern: str) -> str:
-    """Return a pattern in which ``*`` matches any characters as one of SQL's LIKE."""
-    return re.sub(r"([\\%_])", r"\\\1", pattern).replace("*", "%")
 
 
 async def deliveries_of_key(store: Store, key: str, most: int) -> tuple[list[dict[str, Any]], bool]:

@@ -70,8 +70,7 @@ class RetentionStatements(Database):
     async def state_retention(self, relay: UUID, said: Mapping[str, Any] | None) -> bool:
         """Record the table ``[retention]`` of a relay, None without one. Return False before its first heartbeat."""
         parameters = {"relay": relay, "said": None if said is None else json.dumps(said)}
-        [(found,)] = await self._rows("state_retention", parameters)
-        return found
+        return await self._do("state_retention", parameters) > 0
 
     async def begin_retention(
         self, owner: UUID, by: Person, seconds: float, *, at_once: bool, works: bool = True
@@ -133,7 +132,7 @@ class RetentionStatements(Database):
         await self._rows("record_archive", parameters)
 
     async def empty_day(self, day: str, lease: int, events: int) -> str:
-        """Empty a checked day; return "emptied", "more", "again", "locked" or "archive" (see ``outbox_internal.empty_day``)."""
+        """Empty a checked day; return its outcome: see ``outbox_internal.empty_day``."""
         return await self._message("empty_day", {"day": day, "lease": lease, "events": events})
 
     async def leave_day(self, day: str, lease: int, reason: str) -> None:

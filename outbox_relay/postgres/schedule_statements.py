@@ -81,8 +81,7 @@ class ScheduleStatements(Database):
     async def place_schedule(self, row: ScheduleRow, following: datetime) -> bool:
         """Write the first time of a schedule after ``after_at``. Return False if it was changed meanwhile."""
         place = {"name": row.name, "seen": row.after_at, "next": following, "generation": row.generation}
-        [(placed,)] = await self._rows("place_schedule", place)
-        return placed
+        return await self._do("place_schedule", place) > 0
 
     async def fire_schedule(self, row: ScheduleRow, following: datetime, times: Sequence[datetime] | None) -> Fired:
         """Emit ``times`` of a schedule, None for ``next_at``, and move it to ``following``.
@@ -96,5 +95,4 @@ class ScheduleStatements(Database):
     async def fail_schedule(self, row: ScheduleRow, reason: str) -> bool:
         """Record why this relay did not fire a schedule. Return False if it has fired, or the reason is recorded."""
         place = {"name": row.name, "generation": row.generation, "after": row.after_at, "next": row.next_at}
-        [(recorded,)] = await self._rows("fail_schedule", {**place, "reason": reason})
-        return recorded
+        return await self._do("fail_schedule", {**place, "reason": reason}) > 0

@@ -42,11 +42,6 @@ create or replace function outbox_internal.emitter() returns text
 language sql stable
 return coalesce(nullif(current_setting('role'), 'none'), session_user::text);
 
--- True if the caller's role may see payloads.
-create or replace function outbox_internal.sees_payloads() returns boolean
-language sql stable
-return has_column_privilege(outbox_internal.emitter(), 'outbox.delivery', 'payload', 'SELECT');
-
 -- Describe a text by its first wrong character: "a b" has " " at character 2. `wrong` is a regular expression that one
 -- wrong character matches. Characters that cannot be shown are written as code points.
 create or replace function outbox_internal.shown(value text, wrong text) returns text
@@ -69,7 +64,7 @@ return (
 -- what was sent.
 create or replace function outbox_internal.shown_detail(detail jsonb) returns jsonb
 language sql stable
-return case when detail ? 'answer' and not outbox_internal.sees_payloads() then detail - 'answer' else detail end;
+return case when detail ? 'answer' and not has_column_privilege(outbox_internal.emitter(), 'outbox.delivery', 'payload', 'SELECT') then detail - 'answer' else detail end;
 
 -- The fault of a header mapping, or null. Names are HTTP tokens (RFC 9110, 5.6.2).
 create or replace function outbox_internal.header_fault(headers jsonb) returns text
@@ -182,8 +177,7 @@ return (since < as_of or since > statement_timestamp())
 --
 -- One expression, which takes the place of its call when emit is planned: an emit runs in a transaction of the
 -- application. PostgreSQL makes every expression ready again in each transaction, at a price for each function in it,
--- which for all of event_fault is as much as half of the INSERT.
--- As in version 2. Reserved types are not usual.
+-- which for all of event_fault is as much as half of the INSERT. Reserved types are not usual.
 create or replace function outbox_internal.is_usual(
     type text, payload bytea, key text, headers jsonb, deliver_at timestamptz, content_type text
 ) returns boolean
@@ -196,8 +190,7 @@ return headers is null and deliver_at is null
        and (key is null or octet_length(key) <= 1024)
        and content_type in ('application/json', 'application/octet-stream');
 
--- True if an event was erased. Version 2 took events of this content type, which are like any others: they have a
--- payload. One expression, which takes the place of its call when a statement is planned.
+-- True if an event was erased. One expression, which takes the place of its call when a statement is planned.
 create or replace function outbox_internal.is_erased(content_type text, payload bytea) returns boolean
 language sql immutable parallel safe
 return content_type = 'application/x-erased' and coalesce(octet_length(payload), 0) = 0;
@@ -226,8 +219,7 @@ end;
 --
 -- A regular expression with a bound such as {1,255} costs as much as the rest: lengths are compared. The caller's
 -- collation may be one that regular expressions refuse: they get their own.
--- As in version 2, and the content type of erased events is refused: no function would read such an event.
--- As in version 9, and reserved types are refused.
+-- The content type of erased events is refused: no function would read such an event.
 create or replace function outbox_internal.event_fault(
     type text, payload bytea, key text, headers jsonb, deliver_at timestamptz, content_type text, most text
 ) returns text
@@ -294,7 +286,7 @@ return (d.since < began or d.since > clock_timestamp())
    and (d.last_attempt_at is null or d.last_attempt_at < began or d.last_attempt_at > clock_timestamp()
         or (discards and d.state <> 'dead'));
 
--- True if a row has been dead since before a time. Rows that died under version 2 may have an old `since`.
+-- True if a row has been dead since before a time.
 create or replace function outbox_internal.died_before(d outbox.delivery, cutoff timestamptz) returns boolean
 language sql volatile
 return d.state = 'dead' and (d.lease_until is null or d.lease_until <= clock_timestamp())
@@ -319,10 +311,9 @@ as $$
 $$;
 
 -- True if a row is one that a filter means; those of replays, whose names begin with "~", are not. One expression,
--- which takes the place of its call when a statement is planned.
--- As in version 3, with the new fields. An error is searched for its kind only if it begins as the kind does. ASCII characters are searched for without the rules of a language, which take most
--- of the time among a million long errors.
--- As in version 22, with the tenant.
+-- which takes the place of its call when a statement is planned. An error is searched for its kind only if it begins as the
+-- kind does. ASCII characters are searched for without the rules of a language, which take most of the time among a million
+-- long errors.
 create or replace function outbox_internal.is_meant(d outbox.delivery, f outbox.delivery_filter) returns boolean
 language sql stable
 return case when f.sink is null then d.sink < '~' else d.sink = f.sink end
@@ -403,42 +394,10 @@ create or replace function outbox_internal.loadable_time(value timestamptz) retu
 language sql immutable
 return case when value is not null then greatest(least(value, '9998-12-31 00:00:00+00'), '0001-01-02 00:00:00+00') end;
 
--- True if the log may hold events that are past one of the numbers of days that `asked` lowers. Its first event counts.
--- As in version 16, and true too if the inbox has a mark that is past a lower number of days for uids.
-create or replace function outbox_internal.is_past(asked jsonb, kept jsonb) returns boolean
-language sql stable
-set search_path = pg_catalog, pg_temp
-as $$
-    select coalesce((select e.created_at from outbox.event e order by e.id limit 1)
-                    < clock_timestamp() - make_interval(days => min(n.days)), false)
-           or exists (select from outbox.inbox i
-                       where i.handled_at < clock_timestamp() - make_interval(days => min(n.days) filter (where n.of_uids)))
-      from (
-        select (asked ->> f.name)::integer as days, f.name = 'keep_uids_days' as of_uids
-          from unnest('{keep_days, keep_uids_days, keep_dead_days, keep_attempts_days}'::text[]) f (name)
-         where outbox_internal.asks_less(jsonb_build_object(f.name, asked -> f.name), jsonb_build_object(f.name, kept -> f.name))
-      ) n
-$$;
-
 -- Seconds for people: at least 0, with milliseconds.
 create or replace function outbox_internal.in_seconds(duration interval) returns double precision
 language sql immutable
 return case when duration is not null then round(greatest(extract(epoch from duration), 0), 3)::double precision end;
-
--- A number of rows or events that a caller wants to have counted; null: 10,000.
-create or replace function outbox_internal.bounded_count(most integer) returns integer
-language sql immutable
-return least(greatest(coalesce(most, 10000), 0), 100000);
-
--- The seconds that a caller is ready to wait for a count; null: 5.
-create or replace function outbox_internal.bounded_seconds(seconds double precision) returns double precision
-language sql immutable
-return least(greatest(coalesce(seconds, 5), 0), 60);
-
--- The larger one of two numbers of days; 0 means no limit.
-create or replace function outbox_internal.more_days(days integer, other integer) returns integer
-language sql immutable
-return case when days = 0 or other = 0 then 0 else greatest(days, other) end;
 
 -- The partition that begins at a day.
 create or replace function outbox_internal.part_of(day date) returns regclass
@@ -486,16 +445,6 @@ begin
 end
 $$;
 
--- Duration of a lease, from 1 second to 10 minutes; null: a minute.
-create or replace function outbox_internal.lease_interval(seconds double precision) returns interval
-language sql immutable
-return least(greatest(coalesce(seconds, 60), 1), 600) * interval '1 second';
-
--- Longest time since a live relay was seen, at most a day; null: 30 seconds.
-create or replace function outbox_internal.alive_interval(seconds double precision) returns interval
-language sql immutable
-return least(greatest(coalesce(seconds, 30), 0), 86400) * interval '1 second';
-
 -- The beginning of a text that has at most `most` bytes, cut between characters.
 create or replace function outbox_internal.short_text(said text, most_bytes integer) returns text
 language plpgsql immutable
@@ -527,8 +476,7 @@ end
 $$;
 
 -- True if an event is one that a replay means: the same condition for reading, counting and previews. One expression,
--- which takes the place of its call when a statement is planned.
--- As in version 8, without reserved types unless the sink has them.
+-- which takes the place of its call when a statement is planned. Reserved types are meant only if the sink has them.
 create or replace function outbox_internal.replay_means(
     id bigint, xid xid8, shard smallint, type text, key text, content_type text, created_at timestamptz,
     type_like text, routed text[], wanted_key text, since timestamptz, until timestamptz, floor bigint,
@@ -545,12 +493,6 @@ return (type_like is null or type like type_like)
    and outbox_internal.position_passed(id, xid, a_seqs[shard + 1], a_snapshots[shard + 1], a_nexts[shard + 1], b_snapshots[shard + 1],
                               last_ids[shard + 1], floor);
 
--- The detail of a recorded attempt, with the replay that made it.
-create or replace function outbox_internal.attempt_detail(name text, detail jsonb) returns jsonb
-language sql immutable
-return case when outbox_internal.replay_of(name) is null then detail
-            else coalesce(detail, '{}') || jsonb_build_object('replay', outbox_internal.replay_of(name)) end;
-
 -- The identity of this server: it changes when it was restarted or recovered from the crash of a backend, and every other
 -- server that reads the same data has another one. Its body takes the place of every call.
 create or replace function outbox_internal.incarnation() returns text
@@ -559,7 +501,7 @@ return concat_ws('/', extract(epoch from pg_postmaster_start_time()), pg_sequenc
 
 -- True if the destination of a sink is known to be down: then nothing is settled, whatever those who try it die of, and
 -- neither a shard's crashes nor a row's claims are counted. What is known is said again at least every minute.
--- As in version 1; of a replay, whether the destination of its target is known to be down.
+-- Of a replay, it is the destination of its target.
 create or replace function outbox_internal.known_down(sink_name text) returns boolean
 language sql stable
 return exists (
@@ -573,8 +515,8 @@ create or replace function outbox_internal.keyed_hash(value text) returns text
 language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
-    select 'hash:' || left(encode(sha256(h.key || sha256(h.key || convert_to(value, 'UTF8'))), 'hex'), 32)
-      from outbox.hash_key h
+    select 'hash:' || left(encode(sha256(h.hash_key || sha256(h.hash_key || convert_to(value, 'UTF8'))), 'hex'), 32)
+      from outbox.secret h
 $$;
 
 -- Raise in a transaction that does not see what is committed before it has its locks.
@@ -592,7 +534,7 @@ end
 $$;
 
 -- Keep no statistics of columns of a table and its partitions: they hold values, also of rows that are gone, which an
--- erasure could not reach (see version 9). ANALYZE collects none from now on, and those that there are go, by giving the
+-- erasure could not reach. ANALYZE collects none from now on, and those that there are go, by giving the
 -- column its own type: PostgreSQL refuses that while a view or the like depends on the column, and would build an index on
 -- it again, so no column has one.
 create or replace function outbox_internal.keep_no_statistics(of_table regclass, columns text[]) returns void
@@ -623,4 +565,3 @@ begin
     end loop;
 end
 $$;
-

@@ -1,17 +1,20 @@
--- Record that an archive of a day is about to be written to this address, before its first byte is.
-create or replace function outbox_internal.begin_archive(day date, lease bigint, address text, removed text[] default '{}') returns void
-language plpgsql volatile security definer
+-- Record that an archive of a day is about to be written to this address, before its first byte is, and forget the archives
+-- whose objects were `removed`. One that was begun before can be removed.
+create or replace function outbox_internal.begin_archive(day date, lease bigint, address text, removed text[] default '{}')
+returns void
+language sql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
-begin
-    perform outbox_internal.renew_retention(lease);
-    update outbox.day d set writing_to = address where d.day = begin_archive.day and d.emptied_at is null;
-    update outbox.day d set unfinished = array(select u from unnest(d.unfinished) u where u <> all (removed))
+    select outbox_internal.renew_retention(lease);
+    update outbox.day d
+       set writing_to = address,
+           unfinished = array(select u from unnest(outbox_internal.with_archive(d.unfinished, nullif(d.writing_to, address))) u
+                               where u <> all (removed))
      where d.day = begin_archive.day and d.emptied_at is null;
-end
 $$;
 
--- As outbox.read_day in version 6, with the columns that came in version 21.
+-- The next events of a checked day in the order of ids and uids, those that the check saw: at most `most_rows`, and no more
+-- than `most_bytes` of payload but for the last one. `key_hash` is how manifests list a key.
 create or replace function outbox_internal.read_day_events(
     day date, lease bigint, after_id bigint, after_uid uuid, most_rows integer, most_bytes bigint
 ) returns table (
@@ -50,7 +53,8 @@ begin
 end
 $$;
 
--- Record a verified archive, the one that was begun: it holds every event that the newest check saw.
+-- Record a verified archive, the one that was begun: it holds every event that the newest check saw. An older one can be
+-- removed.
 create or replace function outbox_internal.record_archive(day date, lease bigint, address text, hash text, events bigint) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -60,6 +64,7 @@ begin
     perform outbox_internal.renew_retention(lease);
     update outbox.day d
        set archived_to = address, sha256 = hash, events = record_archive.events, writing_to = null,
+           unfinished = outbox_internal.with_archive(d.unfinished, nullif(d.archived_to, address)),
            archived_snapshot = d.checked_snapshot, archived_before = d.checked_before, archived_on = d.checked_on
      where d.day = record_archive.day and d.emptied_at is null and d.checked_snapshot is not null
        and d.writing_to = address;
@@ -73,14 +78,12 @@ $$;
 -- The archives of a day that is not emptied that were begun or superseded, and whose objects can be removed. Nothing is
 -- recorded of them under an older lease than the caller's.
 create or replace function outbox_internal.unfinished_archives(day date, lease bigint) returns text[]
-language plpgsql volatile security definer
+language sql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
-begin
-    perform outbox_internal.renew_retention(lease);
-    return (select array_remove(d.unfinished || d.writing_to, null) from outbox.day d
-             where d.day = unfinished_archives.day and d.emptied_at is null);
-end
+    select outbox_internal.renew_retention(lease);
+    select array_remove(d.unfinished || d.writing_to, null) from outbox.day d
+     where d.day = unfinished_archives.day and d.emptied_at is null;
 $$;
 
 -- The archives that may hold what was erased: superseded ones, and those of days that were emptied. An event that is in the
@@ -105,37 +108,8 @@ as $$
       ) a (address)
 $$;
 
--- Archives of these partitions that were verified, or are being written, hold their events as they were: they are
--- superseded, which keeps their names, and the days are checked and archived again. Each day gets a row, so that a check that runs meanwhile either
--- waits here and sees what was erased, or has its row changed. Called last, since a day that is emptied waits for the rows.
-create or replace function outbox_internal.supersede_archives(parts regclass[]) returns void
-language sql volatile
-set search_path = pg_catalog, pg_temp
-as $$
-    insert into outbox.day as d (day, part)
-    select p.day, 1 + coalesce((select max(o.part) from outbox.day o where o.day = p.day), 0)
-      from outbox_internal.partitions() p
-     where p.part = any (parts)
-     order by p.day
-        on conflict (day) where emptied_at is null do update
-       set checked_snapshot = null, archived_snapshot = null, archived_to = null, sha256 = null, events = null
-$$;
-
--- Keep the name of an archive that loses its place, by whatever statement, until its objects are removed.
-create or replace function outbox_internal.keep_archive_names() returns trigger
-language plpgsql volatile
-set search_path = pg_catalog, pg_temp
-as $$
-declare
-    most constant integer := 100;
-    names text[];
-begin
-    names := array(
-        select n.name from unnest(new.unfinished || old.archived_to || old.writing_to) with ordinality n (name, place)
-         where n.name is not null and n.name is distinct from new.archived_to and n.name is distinct from new.writing_to
-         group by n.name order by min(n.place));
-    new.unfinished := names[greatest(cardinality(names) - most, 0) + 1:];
-    return new;
-end
-$$;
-
+-- `names` with a name of an archive whose objects can be removed, unless it is null: at most the newest hundred.
+create or replace function outbox_internal.with_archive(names text[], name text) returns text[]
+language sql immutable
+return case when name is null then names
+            else (array_remove(names, name) || name)[greatest(cardinality(array_remove(names, name)) - 98, 1):] end;

@@ -1,5 +1,5 @@
--- Records attempts as in version 4, but looks up the sink once, and not for each attempt: that was half of the cost of
--- settling a row that was retried.
+-- Record attempts, and return their number. The sink is looked up once, and not for each attempt: that was half of the cost
+-- of settling a row that was retried.
 create or replace function outbox_internal.record_attempts(
     sink text, relay text, ids bigint[], uids uuid[], numbers integer[], outcomes text[], ages double precision[],
     milliseconds double precision[], statuses integer[], errors text[], details text[]
@@ -10,12 +10,14 @@ as $$
 #variable_conflict use_column
 declare
     target constant text := outbox_internal.sink_of(record_attempts.sink);
+    replay constant bigint := outbox_internal.replay_of(record_attempts.sink);
     recorded bigint;
 begin
     insert into outbox.attempt (at, uid, sink, id, number, relay, outcome, status, milliseconds, error, detail)
     select clock_timestamp() - r.age * interval '1 second', r.uid, target, r.id, r.number,
            record_attempts.relay, r.outcome, r.status, r.took, r.error,
-           outbox_internal.attempt_detail(record_attempts.sink, r.detail::jsonb)
+           case when replay is null then r.detail::jsonb
+                else coalesce(r.detail::jsonb, '{}') || jsonb_build_object('replay', replay) end
       from unnest(ids, uids, numbers, outcomes, ages, record_attempts.milliseconds, statuses, errors, details)
            r (id, uid, number, outcome, age, took, status, error, detail);
     get diagnostics recorded = row_count;
@@ -44,7 +46,7 @@ as $$
     select outbox_internal.shown_detail(d.last_attempt) from outbox.delivery d where d.sink = sink_name and d.id = event_id
 $$;
 
--- The same for attempts, as in version 4.
+-- Make the partitions of attempts for today and the days ahead, and return their number: see outbox_internal.make_partitions.
 create or replace function outbox_internal.make_attempt_partitions(days_ahead integer default 3) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -61,10 +63,12 @@ declare
     role text;
     made integer := 0;
 begin
-    perform from outbox.chore c where c.name = 'attempts' for update skip locked;
-    if not found then
+    -- One session at a time. Others do not wait, and statements on the rows are not held up.
+    begin
+        lock table only outbox.attempt in share update exclusive mode nowait;
+    exception when lock_not_available then
         return 0;
-    end if;
+    end;
     for day in
         select today + n * interval '1 day' from generate_series(0, least(greatest(coalesce(days_ahead, 3), 1), 30)) n
     loop
@@ -114,10 +118,12 @@ begin
     if t.keep_attempts_days = 0 or t.hold_until > clock_timestamp() then
         return 0;
     end if;
-    perform from outbox.chore c where c.name = 'attempts' for update skip locked;
-    if not found then
+    -- One session at a time. Others do not wait, and statements on the rows are not held up.
+    begin
+        lock table only outbox.attempt in share update exclusive mode nowait;
+    exception when lock_not_available then
         return 0;
-    end if;
+    end;
     select c.relname into part
       from pg_inherits i join pg_class c on c.oid = i.inhrelid
      where i.inhparent = 'outbox.attempt'::regclass and c.relname ~ '^attempt_[0-9]{8}$'

@@ -1,17 +1,36 @@
 -- The deliveries that a filter means, newest event first, without payload and headers: at most `most`, and of those before
 -- (`before_id`, `before_sink`) only. `since` is when a row died, or became a row. Of each sink, or of all rows where other
 -- states than dead are meant, no more than the newest million are looked at.
--- As in version 3, except for the ways in which dead rows are found. Those of one sink, and the newest of each sink, are
--- walked through in their own index: a sink that is equal to a name needs no order, so the primary key, which has the order
--- of ids, took its place, and was read from end to end for each sink. Those of all sinks that more is asked of are walked
--- through once, in the order of ids, which is about that of the table: no more than the newest million of all.
--- As in version 22, with the tenant.
 create or replace function outbox.deliveries(
     filter jsonb, most integer default 50, before_id bigint default null, before_sink text default null
 ) returns table (
     id bigint, uid uuid, sink text, type text, key text, state text, attempts integer, error text, status integer,
     since timestamptz, due_at timestamptz, created_at timestamptz
 )
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+set jit = off
+as $$
+    select d.id, d.uid, d.sink::text, d.type::text, d.key::text,
+           outbox_internal.delivery_state(d.state, d.ordered, d.deliver_at), d.attempts, d.last_error, d.last_status,
+           outbox_internal.loadable_time(case when d.state = 'dead' then greatest(d.last_attempt_at, d.since) else d.since end),
+           case when d.state <> 'dead' then outbox_internal.loadable_time(d.due_at) end, outbox_internal.loadable_time(d.created_at)
+      from outbox_internal.find_deliveries(filter, before_id, before_sink, 1000000,
+                                           least(greatest(coalesce(most, 50), 0), 1000), false) f
+      join outbox.delivery d on d.id = f.id and d.sink = f.sink
+     order by d.id desc, d.sink desc
+$$;
+
+-- The rows that a filter means, of those before (`before_id`, `before_sink`), newest event first: at most `most`. The newest
+-- `looks` rows of each sink are looked at if dead ones are meant, else of all sinks. With `all_looks`, all of these are, and
+-- there is always a row: `matched` are those found, and (`floor`, `floor_sink`) is the place to which the search came, where
+-- it can go on; 0: it came to the end. Without, the search ends as soon as it has `most` rows.
+--
+-- Dead rows are walked through in their own index, sink by sink. A sink that is equal to a name needs no order, so the primary
+-- key, which has the order of ids, would take the place of that index, and be read from end to end for each sink.
+create or replace function outbox_internal.find_deliveries(
+    filter jsonb, before_id bigint, before_sink text, looks integer, most integer, all_looks boolean
+) returns table (id bigint, sink text, matched bigint, floor bigint, floor_sink text)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_custom_plan
@@ -19,83 +38,73 @@ set jit = off
 as $$
 #variable_conflict use_column
 declare
-    most_looks constant integer := 1000000;
-    f outbox.delivery_filter := outbox_internal.read_filter(filter, clock_timestamp());
-    of_tenant constant text := f.tenant;
+    f constant outbox.delivery_filter := outbox_internal.read_filter(filter, clock_timestamp());
+    rest outbox.delivery_filter := f;
     dead_alone constant boolean := f.states = '{dead}';
+    by_sink constant boolean := dead_alone and f.uids is null;
     top constant bigint := coalesce(before_id, 9223372036854775807);
-    wanted constant integer := least(greatest(coalesce(most, 50), 0), 1000);
-    ids bigint[];
-    sinks text[];
 begin
-    f.tenant := null;  -- outbox_internal.is_meant would look for each row in a statement of its own, which takes ten times as long
-    if f.uids is null and dead_alone
-       and (f.sink is not null
-            or (f.type_like is null and f.key is null and f.error is null and f.kind is null and f.status is null
-                and f.since is null and f.until is null and f.as_of is null and of_tenant is null)) then
-        select array_agg(m.id), array_agg(m.sink) into ids, sinks
-          from (
-            select k.name as sink, l.id
-              from outbox.sink k
-             cross join lateral (
-                select r.id
-                  from (
-                    select d.id, outbox_internal.is_meant(d, f)
-                           and (of_tenant is null
-                                or (select e.tenant from outbox.event e
-                                     where e.id = d.id and e.shard = d.shard and e.created_at = d.created_at
-                                     limit 1) = of_tenant) as meant
-                      from outbox.delivery d
-                     where d.state = 'dead' and d.sink between k.name and k.name
-                       and d.id <= top and (d.id < top or d.sink < before_sink)
-                     order by d.sink desc, d.id desc
-                     limit most_looks
-                  ) r
-                 where r.meant
-                 limit wanted
-             ) l
-             where f.sink is null or k.name = f.sink
-             order by l.id desc, k.name desc
-             limit wanted
-          ) m;
-    else
-        select array_agg(m.id), array_agg(m.sink) into ids, sinks
-          from (
-            select r.id, r.sink
+    rest.tenant := null;  -- is_meant would look for each row in a statement of its own, which takes ten times as long
+    return query
+    with looked as materialized (
+        select l.id, l.sink, l.meant, l.is_last
+          from outbox.sink k
+         cross join lateral (
+            select r.id, r.sink, r.meant, r.place = looks as is_last
               from (
-                select d.id, d.sink, outbox_internal.is_meant(d, f)
-                           and (of_tenant is null
-                                or (select e.tenant from outbox.event e
-                                     where e.id = d.id and e.shard = d.shard and e.created_at = d.created_at
-                                     limit 1) = of_tenant) as meant
+                select d.id, d.sink, outbox_internal.is_meant(d, rest) and (f.tenant is null or f.tenant =
+                               (select e.tenant from outbox.event e
+                                 where e.id = d.id and e.shard = d.shard and e.created_at = d.created_at limit 1)) as meant,
+                       row_number() over (order by d.sink desc, d.id desc) as place
                   from outbox.delivery d
-                 where (not dead_alone or d.state = 'dead') and (f.uids is null or d.uid = any (f.uids))
+                 where d.state = 'dead' and d.sink between k.name and k.name
+                   and d.id <= top and (d.id < top or d.sink < before_sink)
+                 order by d.sink desc, d.id desc
+                 limit looks
+              ) r
+             where r.meant or r.place = looks
+             limit case when not all_looks then most end
+         ) l
+         where by_sink and (f.sink is null or k.name = f.sink)
+        union all
+        select l.id, l.sink, l.meant, l.is_last
+          from (
+            select r.id, r.sink, r.meant, r.place = looks as is_last
+              from (
+                select d.id, d.sink, outbox_internal.is_meant(d, rest) and (f.tenant is null or f.tenant =
+                               (select e.tenant from outbox.event e
+                                 where e.id = d.id and e.shard = d.shard and e.created_at = d.created_at limit 1)) as meant,
+                       row_number() over (order by d.id desc, d.sink desc) as place
+                  from outbox.delivery d
+                 where not by_sink and (not dead_alone or d.state = 'dead') and (f.uids is null or d.uid = any (f.uids))
                    and d.id <= top and (d.id < top or d.sink < before_sink)
                  order by d.id desc, d.sink desc
-                 limit most_looks
+                 limit looks
               ) r
-             where r.meant
-             limit wanted
-          ) m;
-    end if;
-    return query
-    select d.id, d.uid, d.sink::text, d.type::text, d.key::text,
-           outbox_internal.delivery_state(d.state, d.ordered, d.deliver_at), d.attempts, d.last_error, d.last_status,
-           outbox_internal.loadable_time(case when d.state = 'dead' then greatest(d.last_attempt_at, d.since) else d.since end),
-           case when d.state <> 'dead' then outbox_internal.loadable_time(d.due_at) end, outbox_internal.loadable_time(d.created_at)
-      from unnest(ids, sinks) w (id, sink)
-      join outbox.delivery d on d.id = w.id and d.sink = w.sink
-     order by d.id desc, d.sink desc;
+             where r.meant or r.place = looks
+             limit case when not all_looks then most end
+          ) l
+    ),
+    reached as (
+        select coalesce(max(l.id) filter (where l.is_last and all_looks), 0) as floor,
+               coalesce(max(l.sink) filter (where l.is_last and not by_sink), '') as floor_sink
+          from looked l
+    ),
+    found as materialized (
+        select l.id, l.sink from looked l cross join reached r where l.meant and l.id >= r.floor
+    )
+    select n.id, n.sink::text, (select count(*) from found), r.floor, r.floor_sink::text
+      from reached r
+      left join (select w.id, w.sink from found w order by w.id desc, w.sink desc limit most) n on true
+     where all_looks or n.id is not null
+     order by n.id desc, n.sink desc;
 end
 $$;
 
 -- The deliveries that a filter means by sink, type and kind of error, the largest groups first, at most 1,000 of the newest
--- 100,000 deliveries among the newest million; `exact` is false where there are more of either. The kind of an error is its status, or its text without what
--- differs from event to event: uuids and numbers. `example` is one of the errors. `first` and `last` are as `since` of
--- outbox.deliveries.
--- As in version 3. An error without any text counts as none, and the kind of an error is that of outbox_internal.error_kind. Only
--- rows that are meant are sorted, and without a condition the newest are walked through.
--- As in version 22, with the tenant.
+-- 100,000 deliveries among the newest million; `exact` is false where there are more of either. The kind of an error is its
+-- status, or that of outbox_internal.error_kind. `example` is one of the errors. `first` and `last` are as `since` of
+-- outbox.deliveries. Only rows that are meant are sorted, and without a condition the newest are walked through.
 create or replace function outbox.delivery_summary(filter jsonb) returns table (
     sink text, type text, state text, error text, status integer, example text, count bigint, first timestamptz,
     last timestamptz, exact boolean
@@ -110,16 +119,16 @@ declare
     most constant integer := 100000;
     most_groups constant integer := 1000;
     most_looks constant integer := 1000000;
-    f outbox.delivery_filter := outbox_internal.read_filter(filter, clock_timestamp());
-    of_tenant constant text := f.tenant;
+    f constant outbox.delivery_filter := outbox_internal.read_filter(filter, clock_timestamp());
+    rest outbox.delivery_filter := f;
     dead_alone constant boolean := f.states = '{dead}';
     unfiltered constant boolean := dead_alone and f.uids is null and f.type_like is null and f.key is null
         and f.error is null and f.kind is null and f.status is null and f.since is null and f.until is null and f.as_of is null
-        and of_tenant is null;
+        and f.tenant is null;
     more boolean;
     first_id bigint;
 begin
-    f.tenant := null;  -- outbox_internal.is_meant would look for each row in a statement of its own, which takes ten times as long
+    rest.tenant := null;  -- is_meant would look for each row in a statement of its own, which takes ten times as long
     more := exists (
         select from outbox.delivery d
          where (not dead_alone or d.state = 'dead') and (f.sink is null or d.sink = f.sink)
@@ -145,10 +154,10 @@ begin
          where (not dead_alone or d.state = 'dead') and (f.sink is null or d.sink = f.sink)
            and (f.uids is null or d.uid = any (f.uids))
            and (first_id is null or d.id >= first_id)
-           and case when unfiltered then d.sink < '~' else outbox_internal.is_meant(d, f)
-                    and (of_tenant is null
-                         or (select e.tenant from outbox.event e
-                              where e.id = d.id and e.shard = d.shard and e.created_at = d.created_at limit 1) = of_tenant) end
+           and case when unfiltered then d.sink < '~' else outbox_internal.is_meant(d, rest)
+                    and (f.tenant is null or f.tenant =
+                         (select e.tenant from outbox.event e
+                           where e.id = d.id and e.shard = d.shard and e.created_at = d.created_at limit 1)) end
          order by d.id desc
          limit most + 1
     ),
@@ -173,7 +182,6 @@ end
 $$;
 
 -- Number of deliveries that a filter means: exact up to 10,000, and where no more than a million rows must be looked at.
--- As in version 3, with the tenant.
 create or replace function outbox.count_deliveries(filter jsonb, out matched bigint, out exact boolean)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
@@ -183,19 +191,17 @@ as $$
 declare
     most constant integer := 10000;
     most_looks constant integer := 1000000;
-    f outbox.delivery_filter := outbox_internal.read_filter(filter, clock_timestamp());
-    of_tenant constant text := f.tenant;
+    f constant outbox.delivery_filter := outbox_internal.read_filter(filter, clock_timestamp());
+    rest outbox.delivery_filter := f;
     dead_alone constant boolean := f.states = '{dead}';
 begin
-    f.tenant := null;  -- outbox_internal.is_meant would look for each row in a statement of its own, which takes ten times as long
+    rest.tenant := null;  -- is_meant would look for each row in a statement of its own, which takes ten times as long
     select count(*) into matched
       from (
         select from (
-            select outbox_internal.is_meant(d, f)
-                           and (of_tenant is null
-                                or (select e.tenant from outbox.event e
-                                     where e.id = d.id and e.shard = d.shard and e.created_at = d.created_at
-                                     limit 1) = of_tenant) as meant
+            select outbox_internal.is_meant(d, rest) and (f.tenant is null or f.tenant =
+                               (select e.tenant from outbox.event e
+                                 where e.id = d.id and e.shard = d.shard and e.created_at = d.created_at limit 1)) as meant
               from outbox.delivery d
              where (not dead_alone or d.state = 'dead') and (f.sink is null or d.sink = f.sink)
                and (f.uids is null or d.uid = any (f.uids))
@@ -216,7 +222,6 @@ $$;
 
 -- The number of events that a replay means, of ids in (after_id, upto_id], up to `most` and for about `most_seconds`;
 -- `upto` is how far it was counted.
--- As in version 8, with the tenant.
 create or replace function outbox_internal.count_matches(
     r outbox.replay, after_id bigint, most bigint, most_seconds double precision, out events bigint, out upto bigint
 )
@@ -306,21 +311,21 @@ begin
 end
 $$;
 
--- Read a filter: an object with any of sink, type (a pattern with "*"), key, error (a part of it, in any case), status,
--- since and until (when the event was emitted: from, and before), uids and states. All that is given must hold. Times are
--- those of outbox_internal.as_time, ages count from `at`. Without `states` dead ones are meant.
--- As in version 3, and with two fields more. `kind` is that of an error without a status (see outbox_internal.error_kind). With
--- `as_of`, ages count from this time, and rows that came, died or failed later are not meant: an action that gets it does
--- not go beyond what was counted then.
--- As in version 22, with one field more: `tenant`, of events that are still in the log.
--- As in version 25. `until` must not lie in the future either: a mistyped year would select everything.
+-- Read a filter: an object with any of sink, type (a pattern with "*"), key, tenant, error (a part of it, in any case), kind,
+-- status, since and until (when the event was emitted: from, and before), as_of, uids and states. All that is given must hold.
+-- Times are those of outbox_internal.as_time, do not lie in the future, and ages count from `at`. Without `states` dead ones
+-- are meant. `kind` is that of an error without a status (see outbox_internal.error_kind); `tenant` is of events that are still
+-- in the log. With `as_of`, ages count from this time, and rows that came, died or failed later are not meant: an action that
+-- gets it does not go beyond what was counted then.
 create or replace function outbox_internal.read_filter(filter jsonb, at timestamptz) returns outbox.delivery_filter
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
 set standard_conforming_strings = on
 as $$
 declare
-    names constant text[] := '{sink, type, key, tenant, error, kind, status, since, until, as_of, uids, states}';
+    kinds constant jsonb := '{"sink": "string", "type": "string", "key": "string", "tenant": "string", "error": "string",
+                              "kind": "string", "status": "number", "since": "string", "until": "string", "as_of": "string",
+                              "uids": "array", "states": "array"}';
     words constant text[] := '{dead, waiting, held, scheduled}';
     most_uids constant integer := 1000;
     read outbox.delivery_filter;
@@ -340,15 +345,12 @@ begin
     for name, value in select * from jsonb_each(filter) loop
         given := value #>> '{}';
         fault := case
-            when name <> all (names) then
-                format('a filter has no field "%s"; it has: %s', left(name, 60), array_to_string(names, ', '))
-            when name in ('uids', 'states') and jsonb_typeof(value) <> 'array'
-                 or name in ('sink', 'type', 'key', 'tenant', 'error', 'kind', 'since', 'until', 'as_of')
-                    and jsonb_typeof(value) <> 'string'
-                 or name = 'status' and jsonb_typeof(value) <> 'number' then
-                format('%s of a filter must be %s, not %s', name,
-                       case name when 'status' then 'a number' when 'uids' then 'an array' when 'states' then 'an array'
-                                 else 'a string' end, jsonb_typeof(value))
+            when not kinds ? name then
+                format('a filter has no field "%s"; it has: sink, type, key, tenant, error, kind, status, since, until, as_of, '
+                       'uids, states', left(name, 60))
+            when jsonb_typeof(value) <> kinds ->> name then
+                format('%s of a filter must be %s %s, not %s', name, case kinds ->> name when 'array' then 'an' else 'a' end,
+                       kinds ->> name, jsonb_typeof(value))
             when name = 'type' and (given = '' or given collate "C" ~ '[^\x21-\x7e]' or length(given) > 510) then
                 'type of a filter must be a pattern of visible ASCII characters, such as order.*'
             when name = 'key' and octet_length(given) > 1024 then
@@ -375,23 +377,19 @@ begin
         if fault is not null then
             raise exception using errcode = 'invalid_parameter_value', message = fault;
         end if;
-        case name
-            when 'sink' then read.sink := given;
-            when 'type' then
-                read.type_like := replace(
-                    replace(replace(replace(given, '\', '\\'), '%', '\%'), '_', '\_'), '*', '%');
-            when 'key' then read.key := given;
-            when 'tenant' then read.tenant := given;
-            when 'error' then read.error := lower(given);
-            when 'kind' then read.kind := given;
-            when 'status' then read.status := given::integer;
-            when 'since' then read.since := outbox_internal.past_time('since', value, at);
-            when 'until' then read.until := outbox_internal.past_time('until', value, at);
-            when 'as_of' then null;
-            when 'uids' then read.uids := array(select distinct jsonb_array_elements_text(value)::uuid);
-            else read.states := array(select distinct jsonb_array_elements_text(value));
-        end case;
     end loop;
+    read.sink := filter ->> 'sink';
+    read.type_like := replace(replace(replace(replace(filter ->> 'type', '\', '\\'), '%', '\%'), '_', '\_'), '*', '%');
+    read.key := filter ->> 'key';
+    read.tenant := filter ->> 'tenant';
+    read.error := lower(filter ->> 'error');
+    read.kind := filter ->> 'kind';
+    read.status := filter ->> 'status';
+    read.since := case when filter ? 'since' then outbox_internal.past_time('since', filter -> 'since', at) end;
+    read.until := case when filter ? 'until' then outbox_internal.past_time('until', filter -> 'until', at) end;
+    read.uids := case when filter ? 'uids' then array(select distinct jsonb_array_elements_text(filter -> 'uids')::uuid) end;
+    read.states := case when filter ? 'states' then array(select distinct jsonb_array_elements_text(filter -> 'states'))
+                        else '{dead}' end;
     if read.since > read.until then
         raise exception using errcode = 'invalid_parameter_value',
             message = format('since (%s) is after until (%s)', read.since, read.until);
@@ -399,7 +397,6 @@ begin
     if read.sink is not null then
         perform outbox_internal.require_sink(read.sink);
     end if;
-    read.states := coalesce(read.states, '{dead}');
     return read;
 end
 $$;
@@ -435,8 +432,7 @@ $$;
 --
 -- Rows that are due count for `parked_max`, and later ones of their keys wait behind them. So a step retries nothing and
 -- says `is_full` while a sink of its rows has `most_due` that are due: they are to be delivered first. `due_mark` changes
--- when some of these are.
--- As in version 3, and a sink with claim = "rows" is never too full for it: due rows are its usual state.
+-- when some of these are. A sink with claim = "rows" is never too full: due rows are its usual state.
 create or replace function outbox.retry_deliveries(
     filter jsonb, after_id bigint default 0, after_sink text default '', most integer default 1000,
     most_done integer default 1000, most_due integer default 1000, actor text default null,
@@ -701,13 +697,3 @@ begin
     return recorded;
 end
 $$;
-
--- The subject of an erasure as a filter, of which the audit keeps hashes alone.
-create or replace function outbox_internal.filter_of_subject(key text, uid uuid) returns jsonb
-language sql immutable
-set search_path = pg_catalog, pg_temp
-as $$
-    select case when key is not null then jsonb_build_object('key', key)
-                else jsonb_build_object('uids', jsonb_build_array(uid)) end
-$$;
-

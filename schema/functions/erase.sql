@@ -23,7 +23,8 @@ as $$
 #variable_conflict use_variable
 declare
     s record := outbox_internal.read_subject(subject);
-    filter constant jsonb := outbox_internal.filter_of_subject(s.key, s.uid);
+    filter constant jsonb := case when s.key is not null then jsonb_build_object('key', s.key)
+                                  else jsonb_build_object('uids', jsonb_build_array(s.uid)) end;
     only_look constant boolean := coalesce(dry_run, false);
     e outbox.erasure;
     next record;
@@ -119,7 +120,7 @@ end
 $$;
 
 -- Refuse what would fail in the middle: a uid that nothing is known of; a publication of updates of tables that have no
--- replica identity, which PostgreSQL refuses to change then; a partition in which the shard would follow the key.
+-- replica identity, which PostgreSQL refuses to change then.
 create or replace function outbox_internal.check_erasable(uid uuid) returns void
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
@@ -151,21 +152,11 @@ begin
                              'refuse to erase an event; alter publication %1$I set (publish = ''insert'') leaves them out',
                              found_one);
     end if;
-    select a.attrelid::regclass::text into found_one
-      from pg_inherits i join pg_attribute a on a.attrelid = i.inhrelid and a.attname = 'shard' and a.attgenerated <> ''
-     where i.inhparent = 'outbox.event'::regclass limit 1;
-    if found_one is not null then
-        raise exception using errcode = 'invalid_parameter_value',
-            message = format('partition %1$s computes the shard from the key, as before schema version 9, and would move an '
-                             'erased event to another shard: detach it, alter table %1$s alter column shard drop '
-                             'expression, and attach it again', found_one);
-    end if;
 end
 $$;
 
 -- Change the events of an erasure with these ids, of which `later` others were left out. What was recorded of their attempts
--- and discards goes too, and rows of sinks that no longer exist.
--- As in version 9, and the unique keys of the events are deleted: they may name the subject.
+-- and discards goes too, rows of sinks that no longer exist, and the unique keys of the events, which may name the subject.
 create or replace function outbox_internal.change_events(
     e outbox.erasure, key text, uid uuid, ids bigint[], later bigint, upto_id bigint
 ) returns void
@@ -202,7 +193,17 @@ begin
     delete from outbox.delivery d
      where (d.uid = any (uids) or (d.id > e.place and d.id <= upto_id and d.key = change_events.key))
        and d.sink < '~' and not exists (select from outbox.sink k where k.name = d.sink);
-    perform outbox_internal.supersede_archives(parts) where parts is not null;
+    -- Archives of these partitions that were verified, or are being written, hold their events as they were: the days are
+    -- checked and archived again. Each gets a row, so that a check that runs meanwhile either waits here and sees what was
+    -- erased, or has its row changed. This comes last, since a day that is emptied waits for the rows.
+    insert into outbox.day as d (day, part)
+    select p.day, 1 + coalesce((select max(o.part) from outbox.day o where o.day = p.day), 0)
+      from outbox_internal.partitions() p
+     where p.part = any (parts)
+     order by p.day
+        on conflict (day) where emptied_at is null do update
+       set checked_snapshot = null, archived_snapshot = null, archived_to = null, sha256 = null, events = null,
+           unfinished = outbox_internal.with_archive(d.unfinished, d.archived_to);
 end
 $$;
 
@@ -253,8 +254,8 @@ as $$
 $$;
 
 -- Replace a key by its hash where the audit says it as a word, which is of at least 4 characters. A row of the audit tells
--- which rows were changed. Nothing is changed for a key of which no event was erased.
--- As in version 9, and in the kind of an error too, where numbers of the key are not as they were.
+-- which rows were changed. Nothing is changed for a key of which no event was erased. In the kind of an error, numbers of the
+-- key are not as they were.
 create or replace function outbox_internal.erase_in_audit(key text, by_actor text) returns void
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -262,7 +263,7 @@ set standard_conforming_strings = on
 as $$
 declare
     hash constant text := outbox_internal.keyed_hash(key);
-    subject constant jsonb := outbox_internal.filter_of_subject(key, null);
+    subject constant jsonb := jsonb_build_object('key', key);
     in_kind constant text := outbox_internal.error_kind(key);
     word constant text := '(?<![[:alnum:]_])' || regexp_replace(key collate "C", '([!-/:-@[-`{-~])', '\\\1', 'g')
                           || '(?![[:alnum:]_])';
@@ -429,8 +430,7 @@ $$;
 -- `most` are named.
 --
 -- One statement, and so one snapshot: a settlement turns an unpassed event into one with a row.
--- As in version 9. Of reserved types, a sink without an owner takes those that it has the pattern for.
--- As in version 12, with the tenant of a replay.
+-- Of reserved types, a sink without an owner takes those that it has the pattern for.
 create or replace function outbox_internal.undelivered(event_ids bigint[], most integer default 20)
 returns table (uid uuid, sink text, state text)
 language sql stable rows 20
@@ -506,8 +506,7 @@ as $$
 $$;
 
 -- Renew the statistics of the keys of `delivery`, if there are any. ANALYZE keeps them as they are if there is no row, so
--- it is shown one that is gone before any other session can see it.
--- As in version 9. The row that ANALYZE is shown is no dead letter, of which a notice would tell.
+-- it is shown one that is gone before any other session can see it, and that is no dead letter, of which a notice would tell.
 create or replace function outbox_internal.renew_key_statistics() returns void
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp

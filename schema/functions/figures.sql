@@ -1,27 +1,16 @@
--- As outbox_internal.count_backlog, within bounds. It reads payloads to count the bytes of what it reads, which roles that may see
--- `status` cannot.
-create or replace function outbox_internal.backlog(
-    sink_name text, types text[], most integer, most_seconds double precision,
-    out events bigint, out exact boolean, out scheduled bigint, out oldest timestamptz
-)
-language sql stable security definer
-set search_path = pg_catalog, pg_temp
-as $$
-    select b.events, b.exact, b.scheduled, b.oldest
-      from outbox_internal.count_backlog(sink_name, types, outbox_internal.bounded_count(most), outbox_internal.bounded_seconds(most_seconds)) b
-$$;
-
 -- Number of events of the log that a sink has not settled: `events` that are due, `scheduled` ones that are not, and
--- since when the `oldest` of the due ones waits. Events with a row in `delivery` are left out.
+-- since when the `oldest` of the due ones waits. Events with a row in `delivery` are left out; with `above` and `upto`, so are
+-- those with other ids. It reads payloads to count the bytes of what it reads, which roles that may see `status` cannot.
 --
 -- Exact while no more than `most` are due. Beyond that, or after `most_seconds` of looking for events among ids of
 -- other sinks, reading stops and `events` is estimated: of each piece of the rest, by how dense the events were in the
 -- ids that were read. Every piece is begun, for the sake of `oldest`.
-create or replace function outbox_internal.count_backlog(
+create or replace function outbox_internal.backlog(
     sink_name text, types text[], most integer, most_seconds double precision,
+    above bigint default null, upto bigint default null,
     out events bigint, out exact boolean, out scheduled bigint, out oldest timestamptz
 )
-language plpgsql stable
+language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
@@ -34,7 +23,7 @@ declare
     everything constant pg_snapshot := '9223372036854775807:9223372036854775807:';
     no_limit constant bigint := 9223372036854775807;
     span constant bigint := 500000;
-    until constant timestamptz := clock_timestamp() + most_seconds * interval '1 second';
+    until constant timestamptz := clock_timestamp() + least(greatest(coalesce(most_seconds, 5), 0), 60) * interval '1 second';
     newest constant bigint := (select s.last_value from outbox.event_id_seq s);
     piece record;
     chunk record;
@@ -43,11 +32,13 @@ declare
     rows integer;
     due bigint;
 begin
+    most := least(greatest(coalesce(most, 10000), 0), 100000);
     events := 0;
     scheduled := 0;
     exact := true;
     for piece in
-        select u.late, u.shards, u.a, u.a_next, u.after_id, least(u.upto_id, newest) as upto_id
+        select u.late, u.shards, u.a, u.a_next, greatest(u.after_id, above) as after_id,
+               least(u.upto_id, newest, upto) as upto_id
           from outbox_internal.unsettled(sink_name) u where u.after_id < newest order by u.after_id
     loop
         due := 0;
@@ -92,96 +83,6 @@ begin
 end
 $$;
 
--- Number of events of a sink that are not settled, of ids in (after_id, upto_id]: rows are not counted. Counts up to
--- `most`, and until a time.
-create or replace function outbox_internal.count_unsettled(
-    sink_name text, after_id bigint, upto_id bigint, most integer, until timestamptz, out events bigint, out exact boolean
-)
-language plpgsql stable
-set search_path = pg_catalog, pg_temp
-as $$
-#variable_conflict use_variable
-declare
-    everything constant pg_snapshot := '9223372036854775807:9223372036854775807:';
-    no_limit constant bigint := 9223372036854775807;
-    span constant bigint := 500000;
-    types constant text[] := outbox_internal.types_of(sink_name);
-    piece record;
-    low bigint;
-    high bigint;
-    chunk bigint;
-begin
-    events := 0;
-    exact := true;
-    for piece in
-        select u.late, u.shards, u.a, u.a_next, greatest(u.after_id, after_id) as low, least(u.upto_id, upto_id) as high
-          from outbox_internal.unsettled(sink_name) u
-    loop
-        low := piece.low;
-        while low < piece.high loop
-            high := case when piece.late then piece.high else least(piece.high, low + span) end;
-            if piece.late then
-                select count(*) into chunk
-                  from outbox_internal.read_late(piece.shards, types, piece.a, piece.a_next, everything, low, high, most + 1,
-                                        no_limit) l
-                 where not exists (select from outbox.delivery d where d.sink = sink_name and d.id = l.id);
-            else
-                select count(*) into chunk
-                  from outbox_internal.read_rest(piece.shards, types, piece.a, everything, low, high, most + 1, no_limit) l
-                 where not exists (select from outbox.delivery d where d.sink = sink_name and d.id = l.id);
-            end if;
-            events := events + chunk;
-            low := high;
-            if events > most or clock_timestamp() > until then
-                exact := exact and events <= most and low >= piece.high;
-                exit;
-            end if;
-        end loop;
-    end loop;
-end
-$$;
-
--- Claims the measuring of figures for `seconds`; the token is null while another relay has it. A lease that ends later
--- than any claim allows comes from a clock that was set back, and counts as lapsed.
-create or replace function outbox_internal.claim_figures(relay uuid, seconds double precision, out token uuid, out now double precision)
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
-as $$
-#variable_conflict use_column
-declare
-    most constant interval := '60 seconds';
-    length constant interval := least(greatest(coalesce(seconds, 15), 1), 60) * interval '1 second';
-    claimed uuid;
-begin
-    perform set_config('synchronous_commit', 'off', true);
-    insert into outbox.figures default values on conflict do nothing;
-    update outbox.figures f
-       set owner = claim_figures.relay, token = gen_random_uuid(), lease_until = clock_timestamp() + length
-     where f.owner is not distinct from claim_figures.relay or f.lease_until <= clock_timestamp()
-        or f.lease_until > clock_timestamp() + most
-    returning f.token into claimed;
-    claim_figures.token := claimed;
-    claim_figures.now := extract(epoch from clock_timestamp());
-end
-$$;
-
--- Stores figures under the token of a claim that has not lapsed; false if there is none.
-create or replace function outbox_internal.store_figures(relay uuid, token uuid, figures jsonb) returns boolean
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
-as $$
-#variable_conflict use_variable
-begin
-    perform set_config('synchronous_commit', 'off', true);
-    if octet_length(figures::text) > 4194304 then
-        raise exception using errcode = 'program_limit_exceeded', message = 'figures must have at most 4 MiB';
-    end if;
-    update outbox.figures f set at = clock_timestamp(), figures = store_figures.figures
-     where f.owner = relay and f.token = store_figures.token and f.lease_until > clock_timestamp();
-    return found;
-end
-$$;
-
 -- The rows of a sink by state, at most `most` of each, and the age of the oldest event among those that were counted.
 create or replace function outbox_internal.figures_of_rows(sink_name text, most integer) returns table (
     state text, rows bigint, oldest double precision
@@ -220,7 +121,6 @@ $$;
 
 -- The state of every sink, and the age of the first event of the log, of any type, that its slowest position has not
 -- passed; 0 if there is none.
--- As in version 13, by outbox_internal.leased_shards: shards without a lease have many dead versions.
 create or replace function outbox_internal.figures_of_sinks() returns table (
     sink text, patterns text[], paused boolean, unowned integer, position_lag double precision
 )
@@ -282,74 +182,3 @@ begin
     return coalesce(greatest(extract(epoch from clock_timestamp() - outbox_internal.loadable_time(least(unread, parked))), 0), 0);
 end
 $$;
-
--- Adds the rows of one relay to the present minute. Rows of unknown sinks are left out.
-create or replace function outbox_internal.add_history(minute jsonb) returns integer
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
-as $$
-declare
-    written integer;
-begin
-    perform set_config('synchronous_commit', 'off', true);
-    insert into outbox.history as h (sink, at, delivered, failed, dead, backlog, oldest_seconds, end_to_end_p50,
-                                     end_to_end_p99, claim_p99, tick_p99, settle_p99, busy_ms)
-    select r.sink, date_trunc('minute', clock_timestamp()), greatest(coalesce(r.delivered, 0), 0),
-           greatest(coalesce(r.failed, 0), 0), greatest(coalesce(r.dead, 0), 0), r.backlog, r.oldest_seconds,
-           r.end_to_end_p50, r.end_to_end_p99, r.claim_p99, r.tick_p99, r.settle_p99, r.busy_ms
-      from (
-        select distinct on (j.sink) j.*
-          from jsonb_to_recordset(minute) j (
-               sink text, delivered bigint, failed bigint, dead bigint, backlog bigint, oldest_seconds double precision,
-               end_to_end_p50 double precision, end_to_end_p99 double precision, claim_p99 double precision,
-               tick_p99 double precision, settle_p99 double precision, busy_ms double precision)
-         where j.sink = '' or exists (select from outbox.sink k where k.name = j.sink)
-         order by j.sink
-      ) r
-     order by r.sink
-        on conflict (sink, at) do update
-       set delivered = h.delivered + excluded.delivered, failed = h.failed + excluded.failed,
-           dead = h.dead + excluded.dead,
-           backlog = coalesce(excluded.backlog, h.backlog),
-           oldest_seconds = coalesce(excluded.oldest_seconds, h.oldest_seconds),
-           end_to_end_p50 = greatest(h.end_to_end_p50, excluded.end_to_end_p50),
-           end_to_end_p99 = greatest(h.end_to_end_p99, excluded.end_to_end_p99),
-           claim_p99 = greatest(h.claim_p99, excluded.claim_p99),
-           tick_p99 = greatest(h.tick_p99, excluded.tick_p99),
-           settle_p99 = greatest(h.settle_p99, excluded.settle_p99),
-           busy_ms = coalesce(h.busy_ms, 0) + coalesce(excluded.busy_ms, 0);
-    get diagnostics written = row_count;
-    return written;
-end
-$$;
-
--- Removes minutes that are older than two days, at most `most`; returns their number.
-create or replace function outbox_internal.trim_history(most integer) returns bigint
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
-as $$
-declare
-    removed bigint;
-begin
-    delete from outbox.history h
-     using (
-        select o.sink, o.at from outbox.history o where o.at < clock_timestamp() - interval '2 days'
-         order by o.at limit least(greatest(coalesce(most, 1000), 0), 10000) for update skip locked
-     ) old
-     where h.sink = old.sink and h.at = old.at;
-    get diagnostics removed = row_count;
-    return removed;
-end
-$$;
-
--- A removed sink has no history, and a renamed one keeps it: outbox_internal.follow_rename comes before the old name is deleted.
-create or replace function outbox_internal.history_deleted() returns trigger
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    delete from outbox.history h where h.sink = any (array(select r.name from removed r));
-    return null;
-end
-$$;
-

@@ -144,7 +144,7 @@ declare
     counted_since timestamptz;
     counted record;
 begin
-    if receiver is null then
+    if receiver is null or (tg_op = 'UPDATE' and old.state = 'dead') then
         return null;
     end if;
     target := outbox_internal.sink_of(new.sink);
@@ -169,37 +169,3 @@ begin
     return null;
 end
 $$;
-
--- Make the notice of a day that is kept past keep_days. The same keepers are one cause, whatever the day. If the receiver of
--- notices keeps it alone, it is not told.
-create or replace function outbox_internal.notify_blocked(day date, kept_by jsonb) returns void
-language plpgsql volatile
-set search_path = pg_catalog, pg_temp
-as $$
-declare
-    receiver constant text := outbox_internal.notify_sink();
-    cause constant text := left(array_to_string(outbox_internal.keeper_names(kept_by), ', '), 500);
-begin
-    if receiver is null or cause in ('', 'sink ' || receiver)
-       or not outbox_internal.notice_due('outbox.retention.blocked', '', cause) then
-        return;
-    end if;
-    perform outbox_internal.make_notice('outbox.retention.blocked', '', cause, jsonb_build_object(
-        'day', case when day = '-infinity' then 'default' else day::text end,
-        'kept_by', (select jsonb_agg(jsonb_build_object('kind', m.one -> 'kind', 'name', m.one -> 'name',
-                                                        'since', m.one -> 'since') order by m.place)
-                      from jsonb_array_elements(kept_by) with ordinality m (one, place) where m.place <= 20)));
-end
-$$;
-
--- Forget the notices of a removed sink: another one of its name has none.
-create or replace function outbox_internal.notices_deleted() returns trigger
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    delete from outbox.notice n where n.sink = any (array(select r.name from removed r));
-    return null;
-end
-$$;
-

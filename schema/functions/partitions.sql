@@ -29,10 +29,12 @@ declare
     role text;
     made integer := 0;
 begin
-    perform from outbox.chore c where c.name = 'partitions' for update skip locked;
-    if not found then
+    -- One session at a time. Others do not wait, and statements on the rows are not held up.
+    begin
+        lock table only outbox.event in share update exclusive mode nowait;
+    exception when lock_not_available then
         return 0;
-    end if;
+    end;
     for begins in select today + n * interval '1 day' from generate_series(0, least(greatest(days_ahead, 1), 30)) n loop
         part := 'event_' || to_char(begins, 'YYYYMMDD');
         continue when to_regclass('outbox.' || part) is not null;

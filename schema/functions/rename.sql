@@ -56,7 +56,7 @@ begin
     end if;
     lock table outbox.sink in share row exclusive mode;
     if not exists (select from outbox.sink k where k.name = sink_name) then
-        perform outbox_internal.refuse_sink(sink_name);
+        perform outbox_internal.require_sink(sink_name);
     end if;
     if exists (select from outbox.sink k where k.name = new_name) then
         raise exception using errcode = 'invalid_parameter_value',
@@ -99,16 +99,6 @@ begin
     perform outbox_internal.record_action('sinks rename', sink_name, jsonb_build_object('to', new_name), moved, actor, reason);
     return moved;
 end
-$$;
-
--- The names that sinks had.
-create or replace function outbox_internal.list_former_sinks() returns table (
-    name text, removed_at timestamptz, role_name text, actor text, renamed_to text
-)
-language sql stable security definer
-set search_path = pg_catalog, pg_temp
-as $$
-    select f.name, f.removed_at, f.role_name, f.actor, f.renamed_to from outbox.former_sink f order by f.name
 $$;
 
 -- Move replays, the times of notices and the history from a sink to its new name.

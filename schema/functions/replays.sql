@@ -155,12 +155,12 @@ set lock_timeout = '3s'
 as $$
 declare
     r outbox.replay;
-    limited constant integer := outbox_internal.bounded_count(most);
+    limited constant integer := least(greatest(coalesce(most, 10000), 0), 100000);
     counted record;
 begin
     lock table outbox.event in access share mode;
     r := outbox_internal.plan_replay(filter, to_sink, tick_seq, tick_snapshot, tick_next);
-    select * into counted from outbox_internal.count_matches(r, r.from_id, limited, outbox_internal.bounded_seconds(most_seconds));
+    select * into counted from outbox_internal.count_matches(r, r.from_id, limited, least(greatest(coalesce(most_seconds, 5), 0), 60));
     matched := least(counted.events, limited);
     exact := counted.events <= limited and counted.upto >= r.upto_id;
     unknown := array(select u.uid::text from unnest(r.uids) u (uid)
@@ -170,7 +170,7 @@ begin
     end if;
     paused := (select k.paused from outbox.sink k where k.name = r.target);
     relays := (select count(*) from outbox.relay w
-                where w.seen_at > clock_timestamp() - outbox_internal.alive_interval(alive_seconds) and r.target = any (w.sinks)
+                where w.seen_at > clock_timestamp() - least(greatest(coalesce(alive_seconds, 30), 0), 86400) * interval '1 second' and r.target = any (w.sinks)
                   and w.config is not null);  -- relays made for version 2 serve no replay
 end
 $$;
@@ -583,7 +583,7 @@ as $$
            - r.failed - r.dropped - outbox_internal.replay_rows(r.id)
 $$;
 
--- The replays that keep a partition of the log, as outbox_internal.day_keepers has it: those that may still read an event of it.
+-- The replays that keep a partition of the log, as outbox_internal.retention_blockers has it: those that may still read an event of it.
 -- As in version 8, with the time since which a replay keeps the partition: its start.
 create or replace function outbox_internal.replay_keepers(part regclass, before timestamptz) returns jsonb
 language plpgsql stable
@@ -737,29 +737,6 @@ as $$
                 else array[(hashtextextended(key collate "C", 0) & 63)::smallint] end
 $$;
 
--- A sink that is deleted cancels the replays to it; outbox_internal.follow_rename comes first for one that is renamed. By its name
--- this runs before outbox_internal.sink_deleted: it waits for a session that gives dead letters to the sink, which are then deleted.
-create or replace function outbox_internal.replays_cancelled() returns trigger
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
-as $$
-declare
-    r outbox.replay;
-begin
-    update outbox.replay p set target_gone = true
-     where not p.cleared and p.target = any (array(select d.name from removed d));
-    for r in
-        update outbox.replay p
-           set state = 'cancelled', ended_at = clock_timestamp(), reason = format('sink %s was removed', p.target)
-         where p.state in ('running', 'paused') and p.target = any (array(select d.name from removed d))
-        returning p.*
-    loop
-        perform outbox_internal.record_action('replay cancel', r.sink, jsonb_build_object('replay', r.id), 1, null, r.reason);
-    end loop;
-    return null;
-end
-$$;
-
 -- Delete up to `most` rows of a replay that has ended, and return how many there were. Those that its positions have passed
 -- are dropped; the others were never counted.
 create or replace function outbox_internal.drop_replay_rows(r outbox.replay, most integer) returns bigint
@@ -866,4 +843,3 @@ begin
     return r;
 end
 $$;
-

@@ -1,7 +1,7 @@
--- Begin a pass: claim the lease for `lease_for` seconds, weigh the policy, mark the clock. `lease` is null while another
+-- Begin a pass: claim the lease for `lease_for` seconds, evaluate the policy, mark the clock. `lease` is null while another
 -- process has it; each step of the pass names it. One that asks `at_once` lets a lower policy count from now on: a role
--- that was granted `operate` may. One without `works` does no steps: that of a relay with enabled = false.
--- As in version 6. `by_reason` is what a person gives as the reason, which is recorded for each day that the pass empties.
+-- that was granted `operate` may, and the owner. One without `works` does no steps: that of a relay with enabled = false.
+-- `by_reason` is what a person gives as the reason, which is recorded for each day that the pass empties.
 create or replace function outbox_internal.begin_retention(
     owner_id uuid, by_actor text, lease_for double precision, at_once boolean default false, works boolean default true,
     by_reason text default null,
@@ -20,7 +20,11 @@ begin
     if owner_id is null then
         raise exception using errcode = 'invalid_parameter_value', message = 'owner_id must be a uuid, not null';
     end if;
-    if at_once and not outbox_internal.acts_as('operate') then
+    if at_once and not exists (
+            select from pg_roles r
+             where (r.rolname in (select g.role_name from outbox.grantee g where g.kind = 'operate')
+                    or r.oid = (select n.nspowner from pg_namespace n where n.nspname = 'outbox'))
+               and pg_has_role(outbox_internal.emitter()::name, r.oid, 'usage')) then
         raise exception 'at_once needs the right to operate: role "%" does not have it', outbox_internal.emitter()
             using errcode = 'insufficient_privilege', hint = 'outbox-relay migrate --grant-operate ROLE gives it.';
     end if;
@@ -32,14 +36,14 @@ begin
     if not found or (t.owner <> owner_id and t.lease_until > here and t.lease_until < here + interval '1 hour') then
         return;
     end if;
-    t := outbox_internal.weigh_retention(at_once, by_actor, said);
+    t := outbox_internal.evaluate_retention(at_once, by_actor, said);
     perform outbox_internal.mark_clock();
     update outbox.retention r
        set epoch = r.epoch + 1, owner = owner_id,
            lease = ('x' || right(replace(gen_random_uuid()::text, '-', ''), 15))::bit(60)::bigint,
            actor = outbox_internal.short_text(by_actor, 255), reason = said,
            worked_at = case when works then here else coalesce(r.worked_at, '-infinity') end,
-           lease_until = here + outbox_internal.lease_interval(lease_for)
+           lease_until = here + least(greatest(coalesce(lease_for, 60), 1), 600) * interval '1 second'
     returning r.* into t;
     lease := t.lease;
     keep_days := t.keep_days;
@@ -58,7 +62,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
     update outbox.retention r
-       set lease_until = clock_timestamp() + outbox_internal.lease_interval(lease_for)
+       set lease_until = clock_timestamp() + least(greatest(coalesce(lease_for, 60), 1), 600) * interval '1 second'
      where r.lease = renew_retention.lease and r.owner is not null;
     if not found then
         raise exception 'retention lease % was taken over', lease
@@ -75,40 +79,12 @@ as $$
     update outbox.retention r set owner = null, lease_until = null where r.lease = end_retention.lease
 $$;
 
--- Record the table [retention] of a relay's file; null: it has none. It is an object of `archive`, a boolean, and of days,
--- whole numbers from 0 to 36500; other names are ignored.
-create or replace function outbox_internal.state_retention(relay_id uuid, said jsonb) returns boolean
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
-as $$
-declare
-    wrong text;
-begin
-    select n.name into wrong
-      from unnest('{keep_days, keep_uids_days, keep_dead_days, keep_attempts_days, archive}'::text[]) n (name)
-     where jsonb_typeof(said) is distinct from 'object'
-        or case when n.name = 'archive' then jsonb_typeof(said -> n.name) is distinct from 'boolean'
-                when jsonb_typeof(said -> n.name) is distinct from 'number' then true
-                else said ->> n.name !~ '^[0-9]{1,5}$' or (said ->> n.name)::numeric > 36500 end
-     limit 1;
-    if wrong is not null and said is not null then
-        raise exception using errcode = 'invalid_parameter_value',
-            message = format('%s must be %s, not %s', wrong,
-                             case when wrong = 'archive' then 'true or false' else 'a whole number of days from 0 to 36500' end,
-                             coalesce(case when jsonb_typeof(said) = 'object' then said ->> wrong end, 'missing'));
-    end if;
-    update outbox.relay r set retention = said where r.id = relay_id;
-    return found;
-end
-$$;
-
 -- Recompute the policy from the files of the live relays. For each kind of days 0 (no limit) wins, else the largest. More
 -- is kept at once. Less is kept when all live relays have asked for that much or less for a day without a break, or
 -- `at_once`: a relay that is about to start again may have the larger value. An hour without any pass is a break. A file
--- without [retention] has a say in a new database only; there the first files count at once. A lower policy is recorded.
--- As in version 6, except for the first files of a new database: lower values of theirs count at once only while the log
--- has no event that is past them. `by_reason` is recorded with lower values.
-create or replace function outbox_internal.weigh_retention(at_once boolean, by_actor text, by_reason text) returns outbox.retention
+-- without [retention] has a say in a new database only; there the first files count at once, lower values only while the
+-- log has no event that is past them. A lower policy is recorded with `by_reason`.
+create or replace function outbox_internal.evaluate_retention(at_once boolean, by_actor text, by_reason text) returns outbox.retention
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $$
@@ -118,6 +94,9 @@ declare
     asked jsonb;
     since timestamptz;
     less boolean;
+    at_first boolean := false;
+    lowered integer;
+    lowered_uids integer;
 begin
     select coalesce(bool_or(f.stated), false) as stated,
            case when bool_or(f.days = 0) then 0 else max(f.days) end as days,
@@ -146,7 +125,19 @@ begin
     since := case when t.clock_mark > clock_timestamp() - interval '1 hour' and not outbox_internal.asks_less(asked, t.lower_asked)
                   then t.lower_since end;
     less := outbox_internal.asks_less(asked, to_jsonb(t));
-    if not less or at_once or (not t.stated and t.unset_days > 0 and not outbox_internal.is_past(asked, to_jsonb(t)))
+    if less and not t.stated and t.unset_days > 0 then
+        select min((asked ->> n.name)::integer), min((asked ->> n.name)::integer) filter (where n.name = 'keep_uids_days')
+          into lowered, lowered_uids
+          from unnest('{keep_days, keep_uids_days, keep_dead_days, keep_attempts_days}'::text[]) n (name)
+         where outbox_internal.asks_less(jsonb_build_object(n.name, asked -> n.name),
+                                         jsonb_build_object(n.name, to_jsonb(t) -> n.name));
+        -- The first event of the log counts, and every mark of the inbox.
+        at_first := (coalesce((select e.created_at from outbox.event e order by e.id limit 1)
+                              < clock_timestamp() - make_interval(days => lowered), false)
+                     or exists (select from outbox.inbox i
+                                 where i.handled_at < clock_timestamp() - make_interval(days => lowered_uids))) is false;
+    end if;
+    if not less or at_once or at_first
        or since < clock_timestamp() - interval '1 day' then
         if less then
             perform outbox_internal.record_action('retention policy', null, asked, 1, outbox_internal.short_text(by_actor, 255), by_reason);
@@ -156,10 +147,10 @@ begin
                keep_attempts_days = w.attempts, archive = w.archive, lower_since = null, lower_asked = null;
     else
         update outbox.retention r
-           set keep_days = outbox_internal.more_days(r.keep_days, w.days),
-               keep_uids_days = outbox_internal.more_days(r.keep_uids_days, w.uids),
-               keep_dead_days = outbox_internal.more_days(r.keep_dead_days, w.dead),
-               keep_attempts_days = outbox_internal.more_days(r.keep_attempts_days, w.attempts),
+           set keep_days = case when 0 in (r.keep_days, w.days) then 0 else greatest(r.keep_days, w.days) end,
+               keep_uids_days = case when 0 in (r.keep_uids_days, w.uids) then 0 else greatest(r.keep_uids_days, w.uids) end,
+               keep_dead_days = case when 0 in (r.keep_dead_days, w.dead) then 0 else greatest(r.keep_dead_days, w.dead) end,
+               keep_attempts_days = case when 0 in (r.keep_attempts_days, w.attempts) then 0 else greatest(r.keep_attempts_days, w.attempts) end,
                archive = r.archive or w.archive,
                lower_since = coalesce(since, clock_timestamp()), lower_asked = asked;
     end if;
@@ -188,7 +179,7 @@ begin
                     then greatest(x.reltuples, pg_stat_get_live_tuples(x.oid))::bigint else c.events end as events,
                pg_total_relation_size(x.oid) as bytes, c.archived_to, null::timestamptz as emptied_at,
                case when due.day is null then '[]'
-                    when live then outbox_internal.kept_since(outbox_internal.day_keepers(p.day, due.before), coalesce(c.kept_by, '[]'))
+                    when live then outbox_internal.kept_since(outbox_internal.retention_blockers(p.day, due.before), coalesce(c.kept_by, '[]'))
                     else coalesce(c.kept_by, '[]') end as kept_by,
                case when due.day is not null then c.left_because end as left_because,
                case when due.day is not null then c.left_at end as left_at,
@@ -235,7 +226,7 @@ as $$
          order by w.name limit 20)
 $$;
 
--- The transactions that hold one of these locks of a partition, as day_keepers has it; at most five.
+-- The transactions that hold one of these locks of a partition, as retention_blockers has it; at most five.
 create or replace function outbox_internal.day_holders(part regclass, modes text[]) returns jsonb
 language sql stable
 set search_path = pg_catalog, pg_temp
@@ -260,10 +251,9 @@ $$;
 -- have copies.
 --
 -- Each piece that a sink has left is looked for by an index: the latecomers of a tick by their transactions, the rest by
--- id.
--- As in version 6, and latecomers are looked for by no other index than that of their transactions: where few transactions
--- wrote a day, the planner takes that of ids and shards for smaller, and reads all of the day for each piece.
-create or replace function outbox_internal.day_keepers(day date, before timestamptz default 'infinity') returns jsonb
+-- id. Expressions keep the planner from the index of ids for latecomers: where few transactions wrote a day, it takes that
+-- one for smaller, and reads all of the day for each piece.
+create or replace function outbox_internal.retention_blockers(day date, before timestamptz default 'infinity') returns jsonb
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_custom_plan
@@ -310,7 +300,7 @@ end
 $$;
 
 -- The names in `kept`, by which a change is news: transactions come and go, and so do the shards of a sink.
-create or replace function outbox_internal.keeper_names(kept jsonb) returns text[]
+create or replace function outbox_internal.blocker_names(kept jsonb) returns text[]
 language sql immutable
 set search_path = pg_catalog, pg_temp
 as $$
@@ -319,8 +309,7 @@ as $$
                    from jsonb_array_elements(kept) k order by 1)
 $$;
 
--- `kept` with the time since which each of its members has kept the day, from `earlier`.
--- As in version 6. A member that has this time already keeps it.
+-- `kept` with the time since which each of its members has kept the day: its own, or that from `earlier`.
 create or replace function outbox_internal.kept_since(kept jsonb, earlier jsonb) returns jsonb
 language sql stable
 set search_path = pg_catalog, pg_temp
@@ -334,18 +323,6 @@ as $$
                    to_jsonb(date_trunc('second', clock_timestamp()))))
                order by n.place), '[]')
       from jsonb_array_elements(kept) with ordinality n (one, place)
-$$;
-
--- True if the role of this session was granted `kind`, itself or as a member of a role, or is the owner of the schema.
-create or replace function outbox_internal.acts_as(kind text) returns boolean
-language sql stable
-set search_path = pg_catalog, pg_temp
-as $$
-    select exists (
-        select from pg_roles r
-         where (r.rolname in (select g.role_name from outbox.grantee g where g.kind = acts_as.kind)
-                or r.oid = (select n.nspowner from pg_namespace n where n.nspname = 'outbox'))
-           and pg_has_role(outbox_internal.emitter()::name, r.oid, 'usage'))
 $$;
 
 -- True if one value of a policy keeps less than the same value of another, as JSON. Days of 0 mean no limit; a null in
@@ -428,10 +405,10 @@ begin
 end
 $$;
 
--- Check a day that is past keep_days: `kept_by` is what keeps it, and `changed` says whether that is news. Without a
--- lease it only looks. With one it records the snapshot, the configuration and the server of the check, by which
--- outbox_internal.empty_day finds out what has changed since. `archive` says whether an archive is still to be written.
--- As in version 6, and a notice is made if the keepers of the day have changed.
+-- Check a day that is past keep_days: `kept_by` is what keeps it, and `changed` says whether that is news, of which a notice
+-- is made. Without a lease it only looks. With one it records the snapshot, the configuration and the server of the check,
+-- by which outbox_internal.empty_day finds out what has changed since. `archived` says whether a verified archive has every
+-- event of the day.
 create or replace function outbox_internal.check_day(
     day date, lease bigint, out kept_by jsonb, out changed boolean, out archived boolean, out writing_to text
 )
@@ -444,9 +421,11 @@ declare
     config_now bigint;
     due record;
     c outbox.day;
+    receiver constant text := outbox_internal.notify_sink();
+    cause text;
 begin
-    perform outbox_internal.require_day(day), outbox_internal.at_home();
-    select d.before, d.part into due from outbox_internal.past_days(check_day.day) d;
+    perform outbox_internal.at_home();
+    select d.before, d.part into due from outbox_internal.past_days(coalesce(check_day.day, 'infinity')) d;
     if due is null then
         kept_by := '[]';
         changed := false;
@@ -455,10 +434,10 @@ begin
     end if;
     config_now := (select m.config from outbox.meta m);
     snap := pg_current_snapshot();
-    kept_by := outbox_internal.day_keepers(day, due.before);
+    kept_by := outbox_internal.retention_blockers(day, due.before);
     select * into c from outbox.day d where d.day = check_day.day and d.emptied_at is null;
     kept_by := outbox_internal.kept_since(kept_by, coalesce(c.kept_by, '[]'));
-    changed := outbox_internal.keeper_names(kept_by) <> outbox_internal.keeper_names(coalesce(c.kept_by, '[]'));
+    changed := outbox_internal.blocker_names(kept_by) <> outbox_internal.blocker_names(coalesce(c.kept_by, '[]'));
     archived := c.archived_to is not null and c.archived_on = outbox_internal.incarnation()
                 and c.archived_before >= due.before and not outbox_internal.came_since(due.part, c.archived_snapshot);
     writing_to := c.writing_to;
@@ -475,17 +454,25 @@ begin
            checked_snapshot = case when check_day.kept_by = '[]' then snap end,
            checked_config = config_now, checked_on = outbox_internal.incarnation(), checked_before = due.before,
            deleted_at = null, deleted_id = null,
+           unfinished = case when archived then d.unfinished else outbox_internal.with_archive(d.unfinished, d.archived_to) end,
            archived_to = case when archived then d.archived_to end, sha256 = case when archived then d.sha256 end,
            events = case when archived then d.events end,
            archived_snapshot = case when archived then d.archived_snapshot end
      where d.day = check_day.day and d.emptied_at is null;
-    if changed and kept_by <> '[]' then
-        perform outbox_internal.notify_blocked(check_day.day, kept_by);
+    -- The same keepers are one cause, whatever the day. If the receiver of notices keeps it alone, it is not told.
+    cause := left(array_to_string(outbox_internal.blocker_names(kept_by), ', '), 500);
+    if changed and receiver is not null and cause not in ('', 'sink ' || receiver)
+       and outbox_internal.notice_due('outbox.retention.blocked', '', cause) then
+        perform outbox_internal.make_notice('outbox.retention.blocked', '', cause, jsonb_build_object(
+            'day', case when day = '-infinity' then 'default' else day::text end,
+            'kept_by', (select jsonb_agg(jsonb_build_object('kind', m.one -> 'kind', 'name', m.one -> 'name',
+                                                            'since', m.one -> 'since') order by m.place)
+                          from jsonb_array_elements(kept_by) with ordinality m (one, place) where m.place <= 20)));
     end if;
 end
 $$;
 
--- Count the next `most` (at most 100,000) events of a day as outbox.read_day reads them, without their contents: how many
+-- Count the next `most` (at most 100,000) events of a day as outbox_internal.read_day_events reads them, without their contents: how many
 -- there are, and the last of them. Fewer than `most` are the last ones.
 create or replace function outbox_internal.count_day(
     day date, lease bigint, after_id bigint, after_uid uuid, most integer,
@@ -535,15 +522,13 @@ $$;
 
 -- Record why a pass left a day that nothing keeps, for people.
 create or replace function outbox_internal.leave_day(day date, lease bigint, reason text) returns void
-language plpgsql volatile security definer
+language sql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
-begin
-    perform outbox_internal.renew_retention(lease);
+    select outbox_internal.renew_retention(lease);
     update outbox.day d
        set left_because = outbox_internal.short_text(reason, 1000), left_at = clock_timestamp()
      where d.day = leave_day.day and d.emptied_at is null;
-end
 $$;
 
 -- Empty a day that was checked: "emptied"; "again" when something has changed since the check; "locked" if a lock was
@@ -554,7 +539,6 @@ $$;
 -- positions raises, then the partition. Under the lock only what came since the check is looked for, by an index. The
 -- lock is given up after 100 ms. A COMMIT that waited for a standby would keep it: this one does not wait. Nor does a
 -- block of a session keep it: this must be a transaction of its own.
--- As in version 6, and the reason of the pass is recorded.
 create or replace function outbox_internal.empty_day(day date, lease bigint, events bigint) returns text
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -578,7 +562,7 @@ begin
         raise exception 'outbox_internal.empty_day must be a transaction of its own, which ends at once'
             using errcode = 'invalid_transaction_state';
     end if;
-    perform outbox_internal.require_day(day), outbox_internal.at_home();
+    perform outbox_internal.at_home();
     perform outbox_internal.renew_retention(lease);
     select * into c from outbox.day d where d.day = empty_day.day and d.emptied_at is null for update;
     if c.deleted_at is not null then
@@ -587,7 +571,7 @@ begin
           from outbox.retention r
          where r.keep_days > 0 and c.checked_before <= clock_timestamp() - make_interval(days => r.keep_days);
     else
-        select d.part into due from outbox_internal.past_days(empty_day.day) d;
+        select d.part into due from outbox_internal.past_days(coalesce(empty_day.day, 'infinity')) d;
     end if;
     if due is null or c.checked_snapshot is null or c.checked_on <> outbox_internal.incarnation()
        or (select r.hold_until > clock_timestamp() from outbox.retention r) then
@@ -705,18 +689,6 @@ begin
         return null;
     end;
     return oldest.day;
-end
-$$;
-
--- Refuse a day that is null, which would mean all days.
-create or replace function outbox_internal.require_day(day date) returns void
-language plpgsql stable
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    if day is null then
-        raise exception using errcode = 'invalid_parameter_value', message = 'day must be a date, not null';
-    end if;
 end
 $$;
 
@@ -861,4 +833,3 @@ begin
            uid_lap_at = case when left_over then r.uid_lap_at else clock_timestamp() end;
 end
 $$;
-

@@ -1,65 +1,5 @@
--- Register the schedules of a relay's file: objects with name, cron, timezone, type, payload, headers, key and missed. The
--- relay that started or was reloaded last decides, as for sinks. Times begin after now only if cron or timezone is new:
--- a changed payload must not drop a time that is due. Other schedules stay as they are.
--- As in version 23, with tenant.
-create or replace function outbox_internal.register_schedules(wanted jsonb) returns table (name text, generation bigint)
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
-as $$
-#variable_conflict use_column
-begin
-    if jsonb_array_length(wanted) > 1000 then
-        raise exception using errcode = 'invalid_parameter_value',
-            message = format('a file may have at most 1000 schedules, not %s', jsonb_array_length(wanted));
-    end if;
-    insert into outbox.schedule as s (name, cron, timezone, type, payload, headers, key, missed, tenant)
-    select w.name, w.cron, w.timezone, w.type, w.payload, w.headers, w.key, w.missed, w.tenant
-      from jsonb_to_recordset(wanted) w (
-            name text, cron text, timezone text, type text, payload jsonb, headers jsonb, key text, missed text, tenant text)
-     order by w.name
-    on conflict (name) do update
-       set cron = excluded.cron, timezone = excluded.timezone, type = excluded.type, payload = excluded.payload,
-           headers = excluded.headers, key = excluded.key, missed = excluded.missed, tenant = excluded.tenant
-     where (s.cron, s.timezone, s.type, s.payload, s.headers, s.key, s.missed, s.tenant)
-           is distinct from (excluded.cron, excluded.timezone, excluded.type, excluded.payload, excluded.headers, excluded.key,
-                             excluded.missed, excluded.tenant);
-    return query
-        select s.name, s.generation from outbox.schedule s
-         where s.name in (select w.name from jsonb_to_recordset(wanted) w (name text));
-end
-$$;
-
--- Return those schedules that have the definitions of a relay's file, with their generations. Each object has the fields that
--- outbox_internal.register_schedules reads, and `seen`, a generation: a schedule that still has it is given this definition if `over`.
-create or replace function outbox_internal.take_schedules(wanted jsonb) returns table (name text, generation bigint)
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
-as $$
-#variable_conflict use_column
-begin
-    perform from outbox.schedule s
-     where s.name in (select w.name from jsonb_to_recordset(wanted) w (name text, over boolean) where w.over)
-     order by s.name
-       for update;
-    update outbox.schedule s
-       set cron = w.cron, timezone = w.timezone, type = w.type, payload = w.payload, headers = w.headers, key = w.key,
-           missed = w.missed, tenant = w.tenant
-      from jsonb_to_recordset(wanted) w (
-            name text, cron text, timezone text, type text, payload jsonb, headers jsonb, key text, missed text, tenant text,
-            seen bigint, over boolean)
-     where s.name = w.name and s.generation = w.seen and w.over;
-    return query
-        select s.name, s.generation
-          from outbox.schedule s
-          join jsonb_to_recordset(wanted) w (
-                name text, cron text, timezone text, type text, payload jsonb, headers jsonb, key text, missed text, tenant text)
-            on w.name = s.name
-         where (s.cron, s.timezone, s.type, s.payload, s.headers, s.key, s.missed, s.tenant)
-               is not distinct from (w.cron, w.timezone, w.type, w.payload, w.headers, w.key, w.missed, w.tenant);
-end
-$$;
-
--- As outbox.fire_schedule in version 23, which it replaces, and with the number of events. A transaction emits at most 8 MiB,
+-- Emit the `times` of a schedule (null: the one that it was `seen` to have next), move it to `next`, and return the outcome
+-- (emitted, passed over, superseded, early, again, refused) and the number of events. A transaction emits at most 8 MiB,
 -- and for two seconds, but at least one event: then the next time is the first one that it did not come to. The reason of a
 -- refusal is recorded only if its text is of this schema: that of a trigger may quote the payload.
 create or replace function outbox_internal.fire_schedule_times(
@@ -152,79 +92,6 @@ begin
 end
 $$;
 
--- Record why a relay did not find the next time of a schedule, or did not fire it, unless that was done or the schedule was
--- changed meanwhile. The same reason is written at most once a minute.
-create or replace function outbox_internal.fail_schedule(name text, generation bigint, after_at timestamptz, next_at timestamptz, reason text)
-returns boolean
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
-as $$
-#variable_conflict use_column
-declare
-    said constant text := outbox_internal.short_text(reason, 2000);
-begin
-    perform from outbox.schedule s
-     where s.name = fail_schedule.name and s.generation = fail_schedule.generation and s.after_at = fail_schedule.after_at
-       and s.next_at is not distinct from fail_schedule.next_at and not s.paused
-       and (s.error is distinct from said or s.error_at < clock_timestamp() - interval '1 minute')
-       for update skip locked;
-    if not found then
-        return false;
-    end if;
-    update outbox.schedule s set error = said, error_at = clock_timestamp(), retry_at = null
-     where s.name = fail_schedule.name;
-    return true;
-end
-$$;
-
--- Record which schedules the file of a relay has, as an object of names and of the generations that it knows, and return those
--- that have another generation by now. `held`: another live relay knows this one, so it is in the file of that relay.
-create or replace function outbox_internal.hold_schedules(relay uuid, known jsonb)
-returns table (name text, generation bigint, held boolean)
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
-as $$
-#variable_conflict use_column
-begin
-    if (select count(*) from jsonb_object_keys(known)) > 1000 then
-        raise exception using errcode = 'invalid_parameter_value', message = 'a relay has at most 1000 schedules';
-    end if;
-    update outbox.relay r set schedules = known
-     where r.id = hold_schedules.relay and r.schedules is distinct from known;
-    return query
-    with other as materialized (
-        select s.name, s.generation
-          from outbox.schedule s
-          join jsonb_each_text(known) k (name, generation) on k.name = s.name
-         where k.generation <> s.generation::text
-    ),
-    alive as materialized (
-        select e.name, e.generation
-          from outbox.relay r
-         cross join lateral jsonb_each_text(r.schedules) e (name, generation)
-         where r.seen_at > clock_timestamp() - outbox_internal.alive_interval(null) and exists (select from other)
-    )
-    select o.name, o.generation,
-           exists (select from alive a where a.name = o.name and a.generation = o.generation::text)
-      from other o;
-end
-$$;
-
--- Write the first time of a schedule after `seen`, its after_at, which only a relay can find. False: this is out of date.
--- As in version 23. The reason of an earlier failure has passed.
-create or replace function outbox_internal.place_schedule(name text, seen timestamptz, next timestamptz, generation bigint) returns boolean
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
-as $$
-#variable_conflict use_column
-begin
-    update outbox.schedule s set next_at = next, error = null, error_at = null
-     where s.name = place_schedule.name and s.generation = place_schedule.generation
-       and s.next_at is null and s.after_at = seen;
-    return found;
-end
-$$;
-
 -- Emit the event of a schedule now, and return its uid. The header has the present time, and the times stay as they are.
 create or replace function outbox.run_schedule(schedule_name text, actor text, reason text) returns uuid
 language plpgsql volatile security definer
@@ -246,7 +113,6 @@ $$;
 -- Pause, resume or remove a schedule. False: it was in this state already. Times that pass while it is paused are not missed:
 -- a resumed schedule begins with the first time after now. A relay that has a removed schedule in its file registers it
 -- again when it starts or is reloaded.
--- As in version 23. A resumed schedule has no time that failed.
 create or replace function outbox.set_schedule(schedule_name text, action text, actor text, reason text) returns boolean
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -277,25 +143,6 @@ begin
 end
 $$;
 
--- A changed definition has a new generation. Times begin after now only if cron or timezone is new: a changed payload must not
--- drop a time that is due.
-create or replace function outbox_internal.schedule_changed() returns trigger
-language plpgsql volatile
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    new.generation := nextval('outbox.schedule_generation');
-    if (new.cron, new.timezone) <> (old.cron, old.timezone) then
-        new.after_at := greatest(clock_timestamp(), old.after_at);
-        new.next_at := null;
-    end if;
-    new.retry_at := null;
-    new.error := null;
-    new.error_at := null;
-    return new;
-end
-$$;
-
 -- Raise unless there is a schedule of this name.
 create or replace function outbox_internal.require_schedule(schedule_name text) returns void
 language plpgsql stable
@@ -311,20 +158,7 @@ begin
 end
 $$;
 
--- The live relays that have a schedule in their settings, by name.
--- As in version 23, and also by what relays of this version record.
-create or replace function outbox_internal.relays_with_schedule(schedule_name text) returns text[]
-language sql stable security definer
-set search_path = pg_catalog, pg_temp
-as $$
-    select array(select r.name from outbox.relay r
-                  where r.seen_at > clock_timestamp() - outbox_internal.alive_interval(null)
-                    and (r.schedules ? schedule_name or r.config ? format('schedules.%s.cron', schedule_name))
-                  order by r.name limit 20)
-$$;
-
 -- Emit what a schedule has at a time, with the time in a header.
--- As in version 23, with tenant.
 create or replace function outbox_internal.emit_schedule(s outbox.schedule, at timestamptz) returns uuid
 language sql volatile
 set search_path = pg_catalog, pg_temp
@@ -334,4 +168,3 @@ as $$
         headers => coalesce(s.headers, '{}')
                    || jsonb_build_object('outbox-scheduled-for', to_char(at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"')))
 $$;
-

@@ -1,15 +1,15 @@
 -- One settlement of a sink, whole or not at all: new rows of `delivery`, then positions.
 --
 -- `shards`, `epochs` and `places` have one entry per shard that moved: the place, from 1, of its position in the arrays
--- behind them. Every array of the next group has one entry per new row, of the last one per shard of those rows. Rows are copied from the log. If there are rows, the fence comes first:
--- each of their shards must still have this owner and epoch, and stays so until this commits, because a claim
+-- behind them. Every array of the next group has one entry per new row, of the last one per shard of those rows. Rows are
+-- copied from the log. If there are rows, the fence comes first: each of their shards must still have this owner and epoch, and stays so until this commits, because a claim
 -- passes by rows that are locked. Returns false, and has written nothing, when the fence fails.
 -- Positions alone need no fence: what they say is true whichever relay says it, and the epoch ranks them.
--- As in version 1. No row is made of an erased event: the settlement fails, and a session that begins again does not read
--- the event any more.
--- As in version 9, and changes of scheduled events are obeyed: a cancelled one is marked as discarded, and becomes no row.
--- As in version 21, and a row that was there counts although it is finished while this waits or runs, as after a restore or
--- a seek, when an event may be read whose row is there already.
+--
+-- No row is made of an erased event: the settlement fails, and a session that begins again does not read the event any more.
+-- Changes of scheduled events are obeyed: a cancelled one is marked as discarded, and becomes no row. A row that was there
+-- counts although it is finished while this waits or runs, as after a restore or a seek, when an event may be read whose row
+-- is there already.
 create or replace function outbox_internal.settle(
     sink_name text, owner_id uuid,
     shards smallint[], epochs bigint[], places integer[],
@@ -109,7 +109,6 @@ $$;
 
 -- Refuse to leave a shard of a sink without a position: relays would deliver nothing of it. What the owner does, its
 -- functions among it, is not looked at: a rebase writes new positions.
--- As in version 2, from the start of the ledger of each sink.
 create or replace function outbox_internal.keep_positions() returns trigger
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp

@@ -80,7 +80,7 @@ $$;
 
 -- The duration of leases, in seconds: what is asked for or, while there are many versions that VACUUM has not removed, up to 60.
 -- Each renewal adds one for each shard, and a new entry of the primary key passes by all of that shard. The number of versions is
--- asked for only if the table is large: in PostgreSQL 14 the answer takes long.
+-- asked for only if the table is large.
 create or replace function outbox_internal.lease_term(lease_for double precision) returns double precision
 language sql stable
 set search_path = pg_catalog, pg_temp

@@ -1,15 +1,18 @@
--- Makes the sinks of a configuration known, or gives them other patterns under a new generation, all in one
--- transaction. `wanted` is a JSON array of {"name", "patterns": [...], "start": "beginning" | "now" | null}.
--- The shards of a new sink and their first position, one tick for all, are written with it. Without `start`,
--- the sinks of the first configuration of a database begin at the beginning of the log, later ones at the tick.
--- After a rebase the beginning lies in the old numbering: its rows are read by a window of their own.
--- As in version 2. A name that a sink had is answered by generation 0, which no sink has: a relay that registers it serves
--- its other sinks, and finds this one missing.
--- As in version 5, with `claim`, which counts like the patterns: relays with another one are of an older generation, and
--- drain. A sink that cannot get another claim stays as it is, and is answered by generation 0 and no pattern. So is one with
--- claim = "rows" to a relay made for an earlier version, which does not name it: such a relay does not serve it.
+-- Make the sinks of a configuration known, or give them other patterns or another claim under a new generation, all in one
+-- transaction, and return the generations and patterns in force. `wanted` is a JSON array of {"name", "patterns": [...],
+-- "claim": "log" | "rows", "start": "beginning" | "now" | null}. With `only_from`, only a sink that has this generation is
+-- changed; with `only_missing`, only sinks that do not exist are looked at: a relay whose registrations a restore has taken
+-- back does not know what other relays have registered since.
+--
+-- The shards of a new sink and their first position, one tick for all, are written with it. Without `start`, the sinks of
+-- the first configuration of a database begin at the beginning of the log, later ones at the tick. After a rebase the
+-- beginning lies in the old numbering: its rows are read by a window of their own.
+--
+-- Generation 0, which no sink has, answers for the name of a removed sink and for a sink that cannot get another claim: the
+-- relay serves its other sinks.
 create or replace function outbox_internal.register_sinks(
-    wanted jsonb, tick_seq bigint, tick_snapshot pg_snapshot, tick_next bigint, only_from bigint default null
+    wanted jsonb, tick_seq bigint, tick_snapshot pg_snapshot, tick_next bigint, only_from bigint default null,
+    only_missing boolean default false
 ) returns table (name text, generation bigint, patterns text[])
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -23,13 +26,15 @@ declare
     counter bigint;
 begin
     lock table outbox.sink in share row exclusive mode;
+    if only_missing then
+        wanted := (select coalesce(jsonb_agg(w.sink), '[]') from jsonb_array_elements(wanted) w (sink)
+                    where not exists (select from outbox.sink s where s.name = w.sink ->> 'name'));
+    end if;
     first := not exists (select from outbox.sink) and not exists (select from outbox.former_sink);
     for sink in
         select w.name, array(select jsonb_array_elements_text(w.patterns)) as patterns, w.start,
                coalesce(w.claim, 'log') as claim
           from jsonb_to_recordset(wanted) w (name text, patterns jsonb, start text, claim text)
-         where w.claim is not null
-            or not exists (select from outbox.sink s where s.name = w.name and s.claim = 'rows')
     loop
         if exists (select from outbox.sink s
                     where s.name = sink.name
@@ -71,8 +76,6 @@ begin
             perform outbox_internal.record_routes(sink.name, 'start');
         end if;
     end loop;
-    update outbox.meta m set min_relay = 24
-     where m.min_relay < 24 and exists (select from outbox.sink s where s.claim = 'rows');
     return query
         with asked as (
             select w.name, coalesce(w.claim, 'log') as claim from jsonb_to_recordset(wanted) w (name text, claim text)
@@ -88,27 +91,7 @@ begin
 end
 $$;
 
--- Register those of the sinks that are missing, as outbox_internal.register_sinks does, and leave the others as they are: a relay whose
--- registrations a restore has taken back does not know what other relays have registered since.
-create or replace function outbox_internal.register_missing_sinks(wanted jsonb, tick_seq bigint, tick_snapshot pg_snapshot, tick_next bigint)
-returns table (name text, generation bigint, patterns text[])
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
-as $$
-#variable_conflict use_column
-declare
-    missing jsonb;
-begin
-    lock table outbox.sink in share row exclusive mode;
-    missing := (select coalesce(jsonb_agg(w.sink), '[]') from jsonb_array_elements(wanted) w (sink)
-                 where not exists (select from outbox.sink s where s.name = w.sink ->> 'name'));
-    return query select r.name, r.generation, r.patterns
-                   from outbox_internal.register_sinks(missing, tick_seq, tick_snapshot, tick_next) r;
-end
-$$;
-
 -- The patterns of a sink for LIKE; null if one of them matches every type that is not reserved, and no other is needed.
--- As in version 12, whatever a session takes a backslash for.
 create or replace function outbox_internal.types_of(sink_name text) returns text[]
 language sql stable
 set search_path = pg_catalog, pg_temp
@@ -131,23 +114,40 @@ begin
 end
 $$;
 
--- A sink that is deleted takes its rows and positions with it: of a later sink of that name they would be taken for its
--- own. Runs after the foreign key has deleted the shards, which waits for settlements that have passed their fence; none
--- passes it afterwards.
--- As in version 2, by outbox_internal.delete_rows. The shards come first: that waits for settlements that have passed their fence, and
--- none passes it afterwards. They are locked in the order in which relays lock them.
+-- Delete what belongs to a sink that is deleted: another sink of its name would take it for its own. Replays to it are
+-- cancelled. A sink that is renamed has moved its own before.
+--
+-- Replays come first: that waits for a session that gives dead letters to the sink, which are then deleted. Shards come
+-- before rows, locked in the order in which relays lock them: that waits for settlements that have passed their fence, and
+-- none passes it afterwards.
 create or replace function outbox_internal.sink_deleted() returns trigger
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
+declare
+    names constant text[] := array(select r.name from removed r);
+    cancelled outbox.replay;
 begin
-    perform from outbox.shard s where s.sink = any (array(select r.name from removed r)) order by s.sink, s.shard for update;
-    delete from outbox.shard s where s.sink = any (array(select r.name from removed r));
+    update outbox.replay r set target_gone = true where not r.cleared and r.target = any (names);
+    for cancelled in
+        update outbox.replay r
+           set state = 'cancelled', ended_at = clock_timestamp(), reason = format('sink %s was removed', r.target)
+         where r.state in ('running', 'paused') and r.target = any (names)
+        returning r.*
+    loop
+        perform outbox_internal.record_action('replay cancel', cancelled.sink, jsonb_build_object('replay', cancelled.id), 1, null,
+                                     cancelled.reason);
+    end loop;
+    perform from outbox.shard s where s.sink = any (names) order by s.sink, s.shard for update;
+    delete from outbox.shard s where s.sink = any (names);
     perform outbox_internal.raise_config();
-    perform outbox_internal.delete_rows(r.name) from removed r;
-    delete from outbox.progress p where p.sink = any (array(select r.name from removed r));
-    delete from outbox.sink_route o where o.sink = any (array(select r.name from removed r));
-    insert into outbox.name_end (name) select r.name from removed r
+    perform outbox_internal.delete_rows(n.name) from unnest(names) n (name);
+    delete from outbox.progress p where p.sink = any (names);
+    delete from outbox.discarded m where m.sink = any (names);
+    delete from outbox.notice n where n.sink = any (names);
+    delete from outbox.history h where h.sink = any (names);
+    delete from outbox.sink_route o where o.sink = any (names);
+    insert into outbox.name_end (name) select n.name from unnest(names) n (name)
         on conflict (name) do update set at = excluded.at;
     return null;
 end
@@ -168,26 +168,15 @@ as $$
      order by k.name
 $$;
 
--- The settings of the relays that were seen within `seconds`; null of a relay made for an earlier version.
-create or replace function outbox_internal.relay_configs(seconds double precision) returns table (name text, version text, config jsonb)
-language sql stable security definer
-set search_path = pg_catalog, pg_temp
-as $$
-    select r.name, r.version, r.config
-      from outbox.relay r
-     where r.seen_at > clock_timestamp() - outbox_internal.alive_interval(seconds)
-     order by r.name, r.id
-$$;
-
 -- The relays that were seen within `seconds` and have this sink in their settings, or serve it: names, and whether they
--- serve it. A relay made for an earlier version is listed only while it serves the sink.
+-- serve it.
 create or replace function outbox_internal.relays_of(sink_name text, seconds double precision) returns table (name text, serves boolean)
 language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
     select r.name, coalesce(sink_name = any (r.sinks), false)
       from outbox.relay r
-     where r.seen_at > clock_timestamp() - outbox_internal.alive_interval(seconds)
+     where r.seen_at > clock_timestamp() - least(greatest(coalesce(seconds, 30), 0), 86400) * interval '1 second'
        and (sink_name = any (r.sinks)
             or r.config ? format('sinks.%s.type', sink_name)
             or exists (select from outbox.former_sink f
@@ -195,37 +184,25 @@ as $$
      order by r.name
 $$;
 
--- Refuse the name of a sink that is not there. The hint names those that are.
+-- Raise unless there is a sink of this name. The message says to what it was renamed, or which sinks there are.
 create or replace function outbox_internal.require_sink(sink_name text) returns void
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
 as $$
-begin
-    if not exists (select from outbox.sink s where s.name = sink_name) then
-        raise exception using errcode = 'no_data_found',
-            message = format('there is no sink %s', coalesce(quote_literal(left(sink_name, 60)), 'without a name')),
-            hint = (select coalesce('There are: ' || string_agg(s.name, ', ' order by s.name), 'There is none.')
-                      from outbox.sink s);
-    end if;
-end
-$$;
-
--- Raise that there is no sink of this name, with the names that there are.
-create or replace function outbox_internal.refuse_sink(sink_name text) returns void
-language plpgsql volatile
-set search_path = pg_catalog, pg_temp
-as $$
 declare
-    renamed text := (select f.renamed_to from outbox.former_sink f where f.name = sink_name);
+    shown constant text := coalesce(quote_literal(left(sink_name, 60)), 'without a name');
+    renamed text;
 begin
+    if exists (select from outbox.sink s where s.name = sink_name) then
+        return;
+    end if;
+    select f.renamed_to into renamed from outbox.former_sink f where f.name = sink_name;
     if renamed is not null then
         raise exception using errcode = 'no_data_found',
-            message = format('there is no sink %s any more: its name is now %s',
-                             quote_literal(left(sink_name, 60)), quote_literal(renamed));
+            message = format('there is no sink %s any more: its name is now %s', shown, quote_literal(renamed));
     end if;
     raise exception using errcode = 'no_data_found',
-        message = format('there is no sink %s in this database',
-                         coalesce(quote_literal(left(sink_name, 60)), 'without a name')),
+        message = format('there is no sink %s in this database', shown),
         hint = (select coalesce('There are: ' || string_agg(s.name, ', ' order by s.name), 'There is none.')
                   from outbox.sink s);
 end
@@ -298,7 +275,7 @@ begin
 end
 $$;
 
--- Record every pause and resumption, as in version 3, and tell of it.
+-- Record every pause and resumption, by whatever statement, and tell of it.
 create or replace function outbox_internal.sink_paused() returns trigger
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -326,12 +303,7 @@ declare
     removed_rows bigint;
 begin
     lock table outbox.sink in share row exclusive mode;
-    if not exists (select from outbox.sink s where s.name = sink_name) then
-        raise exception using errcode = 'no_data_found',
-            message = format('there is no sink %s', coalesce(quote_literal(sink_name), 'without a name')),
-            hint = (select coalesce('There are: ' || string_agg(s.name, ', ' order by s.name), 'There is none.')
-                      from outbox.sink s);
-    end if;
+    perform outbox_internal.require_sink(sink_name);
     perform from outbox.shard s where s.sink = sink_name order by s.shard for update;
     delete from outbox.shard s where s.sink = sink_name;
     for attempt in 1..tries loop
@@ -393,7 +365,7 @@ begin
         end if;
     elsif not exists (select from outbox.former_sink f
                        where f.name = sink_name and (forget or f.renamed_to is null)) then
-        perform outbox_internal.refuse_sink(sink_name);
+        perform outbox_internal.require_sink(sink_name);
     end if;
     if forget and not exists (select from outbox.sink k where k.name = sink_name) then
         delete from outbox.former_sink f where f.name = sink_name;
@@ -421,11 +393,9 @@ declare
     backlog record;
     live bigint;
 begin
-    most := outbox_internal.bounded_count(most);
+    most := least(greatest(coalesce(most, 10000), 0), 100000);
     lock table outbox.event in access share mode;  -- before the sinks, as outbox.rebase locks them
-    if not exists (select from outbox.sink k where k.name = sink_name) then
-        perform outbox_internal.refuse_sink(sink_name);
-    end if;
+    perform outbox_internal.require_sink(sink_name);
     select count(*), count(*) filter (where r.state <> 'dead') into deliveries, live
       from (select d.state from outbox.delivery d where d.sink = sink_name limit most + 1) r;
     select b.events, b.scheduled, b.exact into backlog
@@ -515,16 +485,12 @@ begin
     perform outbox_internal.end_when_idle();
     perform outbox_internal.require_read_committed('outbox.seek_sink');
     lock table outbox.event in access share mode;  -- before the sinks, as outbox.rebase locks them
-    if not exists (select from outbox.sink k where k.name = sink_name) then
-        perform outbox_internal.refuse_sink(sink_name);
-    end if;
+    perform outbox_internal.require_sink(sink_name);
     from_id := outbox_internal.seek_place(target);
     select c.again, c.passed_over, c.exact into again, passed_over, exact
       from outbox_internal.count_seek(sink_name, from_id, 10000, 2) c;
     lock table outbox.sink in share row exclusive mode;
-    if not exists (select from outbox.sink k where k.name = sink_name) then
-        perform outbox_internal.refuse_sink(sink_name);
-    end if;
+    perform outbox_internal.require_sink(sink_name);
     perform outbox_internal.check_action_tick(tick_seq, tick_snapshot, tick_next, tick_incarnation, tick_generations);
     perform from outbox.shard s where s.sink = sink_name order by s.shard for update;
     counter := outbox_internal.raise_config();
@@ -535,9 +501,6 @@ begin
     select sink_name, n, counter << 32 from generate_series(0, 63) n on conflict do nothing;
     perform outbox_internal.record_routes(sink_name, 'end');
     update outbox.sink k set generation = counter where k.name = sink_name;
-    -- Relays of version 2 do not know marks of discarded events, and would deliver these again.
-    update outbox.meta m set min_relay = 3
-     where m.min_relay < 3 and exists (select from outbox.discarded o where o.sink = sink_name);
     place := case when from_id - 1 < tick_seq or target = 'beginning' then from_id - 1 end;
     insert into outbox.progress (sink, shards, epochs, a_seq, a_snapshot, a_next, b_seq, b_snapshot, b_next, last_id)
     select sink_name, s.shards, s.epochs, p.a_seq, p.a_snapshot, p.a_next, p.b_seq, p.b_snapshot, p.b_next, 0
@@ -566,12 +529,10 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
     lock table outbox.event in access share mode;  -- before the sinks, as outbox.rebase locks them
-    if not exists (select from outbox.sink k where k.name = sink_name) then
-        perform outbox_internal.refuse_sink(sink_name);
-    end if;
+    perform outbox_internal.require_sink(sink_name);
     select c.* into again, passed_over, dead, discarded, exact
-      from outbox_internal.count_seek(sink_name, outbox_internal.seek_place(target), outbox_internal.bounded_count(most),
-                             outbox_internal.bounded_seconds(most_seconds)) c;
+      from outbox_internal.count_seek(sink_name, outbox_internal.seek_place(target), least(greatest(coalesce(most, 10000), 0), 100000),
+                             least(greatest(coalesce(most_seconds, 5), 0), 60)) c;
 end
 $$;
 
@@ -607,16 +568,16 @@ declare
     span constant bigint := 500000;
     newest constant bigint := coalesce((select max(e.id) from outbox.event e), 0);
     place constant bigint := coalesce(from_id - 1, newest);
-    half constant interval := most_seconds / 2 * interval '1 second';
+    half constant double precision := most_seconds / 2;
     types constant text[] := outbox_internal.types_of(sink_name);
-    until timestamptz := clock_timestamp() + half;
+    until timestamptz;
     low bigint := place;
     high bigint;
     counted record;
 begin
-    select c.events, c.exact into passed_over, exact
-      from outbox_internal.count_unsettled(sink_name, 0, place, most, until) c;
-    until := clock_timestamp() + half;
+    select least(b.events + b.scheduled, most + 1), b.exact into passed_over, exact
+      from outbox_internal.backlog(sink_name, types, most, half, upto => place) b;
+    until := clock_timestamp() + half * interval '1 second';
     again := 0;
     while low < newest loop
         high := least(low + span, newest);
@@ -628,8 +589,8 @@ begin
     end loop;
     exact := exact and again <= most and low >= newest;
     if again > 0 then
-        select c.events, c.exact into counted
-          from outbox_internal.count_unsettled(sink_name, place, low, most, clock_timestamp() + half) c;
+        select least(b.events + b.scheduled, most + 1) as events, b.exact into counted
+          from outbox_internal.backlog(sink_name, types, most, half, above => place, upto => low) b;
         again := greatest(again - counted.events, 0);
         exact := exact and counted.exact;
     end if;
@@ -742,17 +703,6 @@ begin
 end
 $$;
 
--- A sink that is removed takes its marks with it: another sink of its name has discarded nothing.
-create or replace function outbox_internal.marks_deleted() returns trigger
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    delete from outbox.discarded m where m.sink = any (array(select r.name from removed r));
-    return null;
-end
-$$;
-
 -- True if a partition has an event that was committed after a snapshot of this server: of a transaction that ran then,
 -- or of one that began since. Ids up to the floor carry numbers of another server; nothing was added to those since the
 -- rebase. What began since has a number below the next one, so that such numbers far ahead are not walked through.
@@ -777,4 +727,3 @@ begin
     return found_one;
 end
 $$;
-

@@ -43,33 +43,20 @@ create table outbox.grantee (
     kind text not null check (kind in ('emit', 'consume', 'relay', 'read', 'operate', 'payloads')),
     primary key (role_name, kind)
 );
--- The lock of work that one session does at a time. An advisory lock could be taken by every role of the database.
-create table outbox.chore (
-    name text primary key
-);
-insert into outbox.chore (name) values ('partitions'), ('attempts');
 
--- The key of keyed hashes: who does not know it cannot find out by trial which key or uid was meant.
-create table outbox.hash_key (
+-- Keys that the database makes once. A role sees those that it uses.
+create table outbox.secret (
     single boolean primary key default true check (single),
-    key bytea not null
+    hash_key bytea not null default decode(replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', ''), 'hex'),
+    config_key bytea not null default decode(replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', ''), 'hex'),
+    page_key bytea not null default decode(replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', ''), 'hex')
 );
-insert into outbox.hash_key (key)
-values (decode(replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', ''), 'hex'));
-
-create table outbox.config_key (
-    single boolean primary key default true check (single),
-    key bytea not null
-);
-insert into outbox.config_key (key)
-values (decode(replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', ''), 'hex'));
-
--- The page's links contain an HMAC of a key of events under this one. Roles that can read it can read the keys themselves.
-create table outbox.page_key (
-    single boolean primary key default true check (single),
-    key bytea not null
-);
-insert into outbox.page_key (key)
-values (decode(replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', ''), 'hex'));
-comment on table outbox.page_key is
-    'The secret of the hashes of keys in links of the page, which all its processes share.';
+insert into outbox.secret default values;
+comment on table outbox.secret is
+    'The keys of keyed hashes. Who does not know one cannot find out by trial what was meant.';
+comment on column outbox.secret.hash_key is
+    'Of keys and uids of events in the audit and in manifests of archives.';
+comment on column outbox.secret.config_key is
+    'Of secret settings that relays record.';
+comment on column outbox.secret.page_key is
+    'Of keys of events in links of the page, which all its processes share. Roles that can read it can read the keys themselves.';

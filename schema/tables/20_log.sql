@@ -21,7 +21,7 @@ create table outbox.event (
     priority smallint
 ) partition by range (created_at);
 comment on column outbox.event.emitter is
-    'The role that emitted the event; null in events of schema version 1.';
+    'The role that emitted the event.';
 comment on column outbox.event.tenant is
     'Whose event it is, in an application with several tenants.';
 comment on column outbox.event.priority is

@@ -41,7 +41,7 @@ that no claim changes before the third.';
 comment on column outbox.delivery.replay is
     'The replay that left this dead letter.';
 comment on column outbox.delivery.emitter is
-    'The role that emitted the event; null: the row is of an earlier version.';
+    'The role that emitted the event.';
 comment on column outbox.delivery.tenant is
     'Whose turn it is, for sinks with fair_by = "tenant": the tenant of the event, or empty. Null: the row is of another sink.';
 comment on column outbox.delivery.ready is

@@ -8,7 +8,14 @@ create table outbox.relay (
     seen_at timestamptz not null default clock_timestamp(),
     config jsonb,
     retention jsonb,
-    schedules jsonb
+    schedules jsonb,
+    -- What is kept is never less than a file can say.
+    check (retention is null or (retention @@ '
+        $.keep_days >= 0 && $.keep_days <= 36500 && $.keep_days == $.keep_days.floor()
+        && $.keep_uids_days >= 0 && $.keep_uids_days <= 36500 && $.keep_uids_days == $.keep_uids_days.floor()
+        && $.keep_dead_days >= 0 && $.keep_dead_days <= 36500 && $.keep_dead_days == $.keep_dead_days.floor()
+        && $.keep_attempts_days >= 0 && $.keep_attempts_days <= 36500 && $.keep_attempts_days == $.keep_attempts_days.floor()
+        && ($.archive == true || $.archive == false)') is true)
 ) with (fillfactor = 50);
 comment on column outbox.relay.schedules is
     'Schedules of the relay''s file by name, with the generation that it knows of each.';

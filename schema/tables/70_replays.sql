@@ -48,7 +48,7 @@ comment on column outbox.replay.target_gone is
 comment on column outbox.replay.cleared is
     'Its shards, positions and rows are deleted, and its counts are final.';
 comment on column outbox.replay.passed_by is
-    'The number of events that were passed by, of a cleared replay; null if an earlier version settled some of its events.';
+    'The number of events that were passed by, of a cleared replay.';
 comment on column outbox.replay.end_ids is
     'The last id of each shard that was settled, by shard, of a cleared replay.';
 comment on column outbox.replay.unknown_upto is
@@ -71,7 +71,7 @@ create table outbox.replay_progress (
     primary key (replay, seq)
 );
 comment on column outbox.replay_progress.passed_by is
-    'The number of events that were passed by since the row before; null if an earlier version of a relay wrote the row.';
+    'The number of events that were passed by since the row before.';
 
 -- The events that a replay means and did not deliver, for as long as the log has them: passed by with a reason, failed (a
 -- dead letter that was given to the target), or dropped (a row of a cancelled replay). Each is written in the transaction

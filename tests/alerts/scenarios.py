@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final, NamedTuple
 
+from outbox_relay.postgres.database import statements
 from tests.alerts.system import Step, System
 from tests.support.days import emit_ago, fill_days, register
 from tests.support.receiver import Behaviour
@@ -151,7 +152,8 @@ def _register_unknown_zone(system: System) -> None:
     """Register a schedule whose time zone no machine knows, as a relay with other time zones would."""
     schedule = {"name": "nightly", "cron": "0 3 * * *", "timezone": "Mars/Olympus", "type": "order.due"}
     wanted = json.dumps([{**schedule, "payload": {}, "missed": "one"}])
-    system.execute(f"select outbox_internal.register_schedules('{wanted}')")
+    with system.database.connect(autocommit=True) as connection:
+        connection.execute(statements()["register_schedules"], {"wanted": wanted})
 
 
 def _hourly_faults(system: System, scrape: int) -> None:

@@ -111,6 +111,7 @@ def test_an_archive_whose_process_fails_leaves_no_objects(
 def test_a_row_keeps_the_names_of_the_newest_hundred(owner: Connection) -> None:
     owner.execute("insert into outbox.day (day) values ('2026-01-01')")
     for number in range(150):
-        owner.execute("update outbox.day set writing_to = %s", (f"/a/{number}",))
+        name = f"/a/{number}"
+        owner.execute("update outbox.day set unfinished = outbox_internal.with_archive(unfinished, %s)", (name,))
     [(names,)] = owner.execute("select unfinished from outbox.day").fetchall()
-    assert names == [f"/a/{number}" for number in range(49, 149)]
+    assert names == [f"/a/{number}" for number in range(50, 150)]

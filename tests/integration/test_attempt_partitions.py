@@ -107,7 +107,7 @@ def test_everything_is_kept_without_a_number_of_days_or_while_the_clock_is_in_do
 def test_one_session_at_a_time_makes_or_removes_partitions_and_none_waits(database: Database) -> None:
     old_partition(database, 40)
     with database.connect() as other:
-        other.execute("select from outbox.chore where name = 'attempts' for update")
+        other.execute("lock table only outbox.attempt in share update exclusive mode")
         assert trim(database) == 0
         assert query(database, "select outbox_internal.make_attempt_partitions(9)") == [(0,)]
 

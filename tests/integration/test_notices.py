@@ -71,7 +71,6 @@ def test_no_role_makes_notices_of_its_own(told: Database) -> None:
                 for own in (
                     "select outbox_internal.make_notice('outbox.dead', 'crm', 'x', '{}')",
                     "select outbox_internal.notify_state('crm', 'paused', true, '{}')",
-                    "select outbox_internal.notify_blocked('2026-01-01', '[]')",
                     "insert into outbox.event (uid, type, content_type, emitter) "
                     "values (gen_random_uuid(), 'outbox.dead', 'x', 'x')",
                     "delete from outbox.notice",

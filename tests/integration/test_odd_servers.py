@@ -113,7 +113,7 @@ def test_a_day_that_one_transaction_wrote_is_not_read_for_each_sink(database: Da
         emit_ago(owner, 0)
         owner.execute(f"analyze outbox.{table_ago(3)}".encode())
         owner.commit()
-        [(kept,)] = owner.execute("select outbox_internal.day_keepers(%s)", (date_ago(3),)).fetchall()
+        [(kept,)] = owner.execute("select outbox_internal.retention_blockers(%s)", (date_ago(3),)).fetchall()
         [(read,)] = owner.execute(
             "select coalesce(sum(pg_stat_get_xact_tuples_fetched(i.indexrelid)), 0)::bigint from pg_index i "
             "where i.indrelid = %s::regclass", (f"outbox.{table_ago(3)}",)).fetchall()  # fmt: skip

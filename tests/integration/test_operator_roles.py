@@ -177,8 +177,7 @@ def test_payloads_are_shown_to_their_kind(shared_place: Place, command: tuple[st
         "select * from outbox_internal.read_rest('{1}', null, '3:3:', '3:3:', 0, 10, 1, 1)",
         "select * from outbox_internal.claim_rows('crm', null, null, 1, 1, 1, false, '{}', false, false, false)",
         "select outbox_internal.is_meant(null, null)",
-        "select * from outbox.hash_key",
-        "select config from outbox.relay",
+        "select hash_key from outbox.secret",
         "select retention from outbox.relay",
         "select r from outbox.relay r",
         "select outbox_internal.keyed_hash('k')",
@@ -196,6 +195,10 @@ def test_payloads_are_shown_to_their_kind(shared_place: Place, command: tuple[st
 )
 def test_what_people_may_not(shared_place: Place, kind: str, statement: str) -> None:
     denied(shared_place.database, shared_place.roles[kind], statement)
+
+
+def test_a_role_that_reads_may_not_see_settings_of_relays(shared_place: Place) -> None:
+    denied(shared_place.database, shared_place.roles["read"], "select config from outbox.relay")
 
 
 @pytest.mark.parametrize("table", ["event", "delivery", "attempt"])

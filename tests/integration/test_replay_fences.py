@@ -173,7 +173,7 @@ def test_the_replay_of_a_removed_sink_leaves_nothing_to_a_new_one_of_its_name(da
 
 
 def test_a_replay_keeps_the_days_that_it_may_still_read(database: Database) -> None:
-    """Goes red when outbox_internal.day_keepers leaves replays out."""
+    """Goes red when outbox_internal.retention_blockers leaves replays out."""
     with database.connect(autocommit=True) as connection:
         fill_days(connection, 12, 10)
         keep(connection, 5)

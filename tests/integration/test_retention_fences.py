@@ -10,7 +10,7 @@ from psycopg import errors
 
 from outbox_relay.postgres.migrations import migrate
 from tests.support.database import Database
-from tests.support.days import Connection, begin, date_ago, emit_ago, fill_days, keep, one, register
+from tests.support.days import Connection, begin, date_ago, emit_ago, fill_days, keep, one
 from tests.support.roles import new_role
 
 
@@ -78,23 +78,6 @@ def test_ids_go_on_above_those_of_discarded_events(owner: Connection) -> None:
     discard(owner, "crm", 5000)
     assert one(owner, "select outbox.rebase()") >= 5000
     assert emit_ago(owner, 0)[0] > 5000
-
-
-@pytest.mark.parametrize(("marked", "needed"), [(None, 2), ("events", 2), ("crm", 3)])
-def test_relays_that_do_not_know_marks_are_refused_behind_a_seek(
-    owner: Connection, marked: str | None, needed: int
-) -> None:
-    owner.execute("update outbox.meta set min_relay = 2")
-    register(owner, "crm", "now")
-    if marked:
-        discard(owner, marked, 1)
-    owner.execute(
-        "select outbox.seek_sink('crm', 'beginning', seq, snapshot, next_xid, incarnation, generations, 't', 't')"
-        " from outbox_internal.action_tick()"
-    )
-    assert one(owner, "select min_relay from outbox.meta") == needed
-    migrate(owner.info.dsn + " password=" + owner.info.password)
-    assert one(owner, "select min_relay from outbox.meta") == needed
 
 
 @pytest.mark.parametrize("marked", [False, True])

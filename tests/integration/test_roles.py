@@ -23,7 +23,7 @@ from tests.support.roles import STATEMENTS, callable_by, denied, functions, new_
 from tests.support.wait import auntil
 
 LOG = ("event", "event_default")
-TABLES = ("discarded", "inbox", "meta", "grantee", "page_key", "uid", "sink", "shard", "progress", "relay", "delivery",
+TABLES = ("discarded", "inbox", "meta", "grantee", "secret", "uid", "sink", "shard", "progress", "relay", "delivery",
           *LOG)  # fmt: skip
 
 
@@ -401,7 +401,7 @@ def test_what_a_relay_may(shared_database: Database, shared_relay: str, statemen
         "lock table outbox.meta in share row exclusive mode",
         "lock table outbox.meta in row share mode",
         "select from outbox.meta for share",
-        "select from outbox.chore for update",
+        "select hash_key from outbox.secret",
         "lock table outbox.event in access exclusive mode",
         "delete from outbox.uid",
         "update outbox.progress set last_id = 0",

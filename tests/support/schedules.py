@@ -13,6 +13,7 @@ from uuid import UUID, uuid4
 import structlog
 
 from outbox_relay.domain.measures import ScheduleMeasures
+from outbox_relay.postgres.database import statements
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.schedule_definitions import ScheduleDefinitions
 from outbox_relay.relay.schedules import Schedules
@@ -30,8 +31,8 @@ def schedule(name: str = "nightly", **values: Any) -> dict[str, Any]:
 
 def register(database: Database, *wanted: dict[str, Any]) -> dict[str, int]:
     """Register schedules, and return their generations."""
-    text = "select name, generation from outbox_internal.register_schedules(%s)"
-    return dict(query(database, text, json.dumps(wanted)))
+    with database.connect(autocommit=True) as connection:
+        return dict(connection.execute(statements()["register_schedules"], {"wanted": json.dumps(wanted)}))
 
 
 def put(database: Database, name: str, next_at: datetime) -> None:

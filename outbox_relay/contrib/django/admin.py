@@ -229,7 +229,7 @@ class FoundDeliveries(ShortList):
         found = super().get_queryset(request, exclude_parameters)
         state = self.params.get("state", StateFilter.states[0])
         sink = self.params.get("sink")
-        if state not in StateFilter.states or (sink is not None and "\0" in sink):
+        if state not in StateFilter.states or (sink is not None and sink not in looking.sink_names(found.db)):
             return found.none()
         return found.filter(place__in=looking.places(found.db, state, sink))
 

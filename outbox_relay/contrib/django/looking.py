@@ -5,6 +5,7 @@ No statement counts the log or a table of deliveries, or reads more than a fixed
 
 from __future__ import annotations
 
+import json
 from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cache
@@ -104,11 +105,10 @@ def sink_names(alias: str) -> list[str]:
 
 def places(alias: str, state: str, sink: str | None) -> list[str]:
     """Return the places of up to ``MOST_LISTED`` deliveries in ``state``, newest event first, as the page does."""
-    names = ("type", "key", "status", "error", "kind", "since", "until", "as_of", "tenant")
-    given: dict[str, Any] = {**dict.fromkeys(names), "sink": sink, "state": state, "by_error": False}
+    wanted = {"states": [state], **({} if sink is None else {"sink": sink})}
     before = {"before_id": MAX_ID, "before_sink": "", "looks": LOOKS, "most": MOST_LISTED}
     with limited(alias) as cursor:
-        cursor.execute(_search(), {**given, **before})
+        cursor.execute(_search(), {"filter": json.dumps(wanted), **before})
         columns = [column[0] for column in cursor.description]
         number, name = columns.index("id"), columns.index("sink")
         return [f"{row[number]}{APART}{row[name]}" for row in cursor.fetchall() if row[number] is not None]

@@ -1,2 +1,2 @@
 -- The key under which the secrets of recorded settings are hashed.
-select key from outbox.config_key
+select config_key from outbox.secret

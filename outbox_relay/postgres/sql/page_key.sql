@@ -1,2 +1,2 @@
 -- The secret of the hashes of keys in links of the page.
-select key from outbox.page_key
+select page_key from outbox.secret

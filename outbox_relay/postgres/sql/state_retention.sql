@@ -1,2 +1,2 @@
--- Record the table [retention] of this relay's file. False means that the relay has no heartbeat yet.
-select outbox_internal.state_retention(%(relay)s::uuid, %(said)s::jsonb)
+-- Record the table [retention] of this relay's file; null: it has none. No row: the relay has no heartbeat yet.
+update outbox.relay set retention = %(said)s::jsonb where id = %(relay)s::uuid
