@@ -10,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PG ?= $(or $(OUTBOX_TEST_PG),18)
 # The versions of PostgreSQL that `make thorough` runs SERVER_TESTS on: what the server decides.
-MAJORS ?= 14 15 16 17 18
+MAJORS ?= 15 16 17 18
 SERVER_TESTS := tests/support/test_postgres.py tests/property tests/debezium $(addprefix tests/integration/test_,$(addsuffix .py,\
 	action_locks attempt_partitions attempts bounds catalogue_check configuration cost dead_rows deadlocks deliveries \
 	delivery_actions delivery_plans django_admin django_app doctor doctor_server emit emit_docs emit_sql emitters erase \
@@ -66,7 +66,7 @@ postgres: $(READY) ## fetch the PostgreSQL servers that neither Debian nor a whe
 test: PROCESSES ?= 6
 thorough servers: PROCESSES ?= 4
 
-test: $(READY) kafka ## run all tests but the slow ones; PG=14 to 17 uses another PostgreSQL than 18, PYTEST_ARGS goes to pytest
+test: $(READY) kafka ## run all tests but the slow ones; PG=15 to 17 uses another PostgreSQL than 18, PYTEST_ARGS goes to pytest
 	OUTBOX_TEST_PG=$(PG) $(BIN)/python -m pytest -n $(PROCESSES) --dist loadgroup $(PYTEST_ARGS)
 
 unit: $(READY) ## run the tests without a server or another process, in seconds

@@ -392,3 +392,6 @@ begin
            || case when placed.type_column is not null then E'\ntype_header = "type"' else '' end;
 end
 $$;
+comment on function outbox.adopt_debezium is
+    'Create a trigger that emits what is inserted into an outbox table of Debezium''s, and return what it does. `connector` '
+    'has the properties of the connector that it replaces.';

@@ -1,15 +1,13 @@
--- Gives every role of outbox.grantee what its kind needs on the schema as it now is, and takes everything else from
--- every role but the owner. `migrate` runs it each time; it can be run again at any time.
---
--- An application (kind `emit`) may call seven functions and nothing else, and a consumer (kind `consume`) one. A relay may
--- read everything, write its positions and exceptions, and never change the log. UPDATE of any column is what row locks ask
--- for. Every other action is a function that an operator's role may call.
-
-
+-- Gives every role of outbox.grantee what its kind needs on the schema as it now is. `migrate` runs it each time; it can
+-- be run again at any time. What other roles can do with objects made by this run, and PUBLIC with new functions, is taken
+-- back. Other privileges that the schema did not give are named; they are revoked if outbox.revoke_others is on.
 do $grants$
 declare
     schema_owner constant name := (select r.rolname from pg_namespace n join pg_roles r on r.oid = n.nspowner
                                     where n.nspname = 'outbox');
+    revoke_others constant boolean := coalesce(current_setting('outbox.revoke_others', true) = 'on', false);
+    -- A script that runs this alone has made nothing.
+    there_before constant text[] := nullif(current_setting('outbox.there_before', true), '');
     item record;
 begin
     -- A migration that another role applied made what the owner's functions could not use.
@@ -36,7 +34,17 @@ begin
 
     delete from outbox.grantee g where not exists (select from pg_roles r where r.rolname = g.role_name);
 
-    -- New functions belong to PUBLIC too, and the rights of a relay differ between versions: neither is reported.
+    -- Default privileges, the server's own among them, gave these.
+    for item in
+        select f.privilege, f.object_type, coalesce(quote_ident(f.role_name), 'public') as role,
+               case f.object_type when 'schema' then quote_ident(f.name) when 'function' then f.object::regprocedure::text
+                                  else f.object::regclass::text end as name
+          from outbox.foreign_privilege f
+         where f.object_type || ' ' || f.object <> all (there_before)
+    loop
+        execute format('revoke %s on %s %s from %s', item.privilege, item.object_type, item.name, item.role);
+    end loop;
+
     for item in
         select coalesce('role "' || f.role_name || '"', 'PUBLIC') as role, f.object_type, f.privileges,
                string_agg(f.name, ', ' order by f.name) as names
@@ -44,16 +52,17 @@ begin
             select p.role_name, p.object_type, p.name,
                    string_agg(distinct p.privilege || coalesce(' (' || p.column_name || ')', ''), ', ') as privileges
               from outbox.foreign_privilege p
-             where not (p.role_name is null and p.object_type = 'function' and exists (
-                        select from pg_proc f where f.oid = p.object
-                                               and f.xmin = pg_current_xact_id()::xid))
-               and not exists (select from outbox.grantee g where g.role_name = p.role_name and g.kind = 'relay')
              group by p.role_name, p.object_type, p.name
           ) f
          group by f.role_name, f.object_type, f.privileges
          order by 1, 2, 3
     loop
-        raise notice 'taken back from %: % on % %', item.role, item.privileges, item.object_type, item.names;
+        if revoke_others then
+            raise notice 'revoked from %: % on % %', item.role, item.privileges, item.object_type, item.names;
+        else
+            raise notice '% has % on % %: outbox-relay migrate --revoke-others revokes it', item.role, item.privileges,
+                item.object_type, item.names;
+        end if;
     end loop;
     for item in
         select d.owner_name, coalesce('role "' || d.role_name || '"', 'PUBLIC') as role, d.object_type,
@@ -68,10 +77,11 @@ begin
 
     for item in
         select f.object_type, f.privilege || coalesce(' (' || quote_ident(f.column_name) || ')', '') as privilege,
-               case f.object_type when 'schema' then f.name when 'function' then f.object::regprocedure::text
-                                  else format('outbox.%I', f.name) end as name,
-               case when f.role_name is null then 'public' else quote_ident(f.role_name) end as role
+               case f.object_type when 'schema' then quote_ident(f.name) when 'function' then f.object::regprocedure::text
+                                  else f.object::regclass::text end as name,
+               coalesce(quote_ident(f.role_name), 'public') as role
           from outbox.foreign_privilege f
+         where revoke_others
     loop
         execute format('revoke %s on %s %s from %s cascade', item.privilege, item.object_type, item.name, item.role);
     end loop;
@@ -94,66 +104,26 @@ begin
 end
 $grants$;
 
--- The settings of a relay's session, for relays behind a pooler, which can set nothing themselves: the defaults of a
--- role that is a relay's alone. A timeout that was set by hand is kept.
-do $settings$
+-- A relay compares the identity of its server with the one that the schema knows. PUBLIC may have lost the right to ask.
+do $control$
 declare
-    wanted constant text[] := array[
-        ['TimeZone', 'UTC'], ['DateStyle', 'ISO'], ['IntervalStyle', 'postgres'], ['client_encoding', 'UTF8'],
-        ['bytea_output', 'hex'], ['array_nulls', 'on'], ['standard_conforming_strings', 'on'],
-        ['extra_float_digits', '1'], ['search_path', 'pg_catalog'], ['row_security', 'off'],
-        ['default_transaction_isolation', 'read committed'], ['default_transaction_read_only', 'off'],
-        ['default_transaction_deferrable', 'off'],
-        ['statement_timeout', '9s'], ['lock_timeout', '5s'], ['idle_in_transaction_session_timeout', '10s'],
-        ['idle_session_timeout', '0'], ['transaction_timeout', '0'],
-        ['jit', 'off'], ['plan_cache_mode', 'auto'], ['enable_seqscan', 'on'], ['enable_indexscan', 'on'],
-        ['enable_indexonlyscan', 'on'], ['enable_bitmapscan', 'on'], ['enable_sort', 'on'], ['enable_nestloop', 'on'],
-        ['enable_hashjoin', 'on'], ['enable_mergejoin', 'on'],
-        ['restrict_nonsystem_relation_kind', ''], ['session_replication_role', 'origin']
-    ];
-    bounds constant text[] := '{statement_timeout, lock_timeout, idle_in_transaction_session_timeout}';
-    relay record;
-    missing record;
+    relay name;
+    statement text;
 begin
     for relay in
-        select g.role_name, r.oid from outbox.grantee g join pg_roles r on r.rolname = g.role_name
-         where g.kind = 'relay' and not r.rolsuper and g.role_name <> current_user
-           and not exists (select from outbox.grantee o where o.role_name = g.role_name and o.kind <> 'relay')
+        select g.role_name from outbox.grantee g
+         where g.kind = 'relay' and not has_function_privilege(g.role_name, 'pg_catalog.pg_control_system()', 'execute')
          order by 1
     loop
-        select array_agg(array[w.name, w.value]) as settings, string_agg(w.name || ' = ' || quote_literal(w.value), ', ')
-                   as shown,
-               string_agg(w.name || ' = ' || quote_literal(h.value), ', ') filter (where h.value <> w.value) as before
-          into missing
-          from (select wanted[n][1] as name, wanted[n][2] as value from generate_subscripts(wanted, 1) n) w
-          join pg_settings known on known.name = w.name
-          left join lateral (
-            select substr(c, length(w.name) + 2) as value, s.setrole <> 0 as is_roles,
-                   s.setrole <> 0 and s.setdatabase <> 0 as is_ours
-              from pg_db_role_setting s cross join unnest(s.setconfig) c
-             where s.setrole in (0, relay.oid)
-               and s.setdatabase in (0, (select d.oid from pg_database d where d.datname = current_database()))
-               and starts_with(lower(c), lower(w.name) || '=')
-             order by s.setrole <> 0 and s.setdatabase <> 0 desc, s.setrole <> 0 desc, s.setdatabase <> 0 desc
-             limit 1
-          ) h on true
-         where not coalesce(h.is_ours and h.value = w.value or h.is_roles and w.name = any (bounds), false)
-           -- Only superusers may set it, so it is set only if another value is stored.
-           and (w.name <> 'session_replication_role' or h.value <> w.value);
-        continue when missing.settings is null;
+        statement := format('grant execute on function pg_catalog.pg_control_system() to %I', relay);
         begin
-            for n in 1..array_length(missing.settings, 1) loop
-                execute format('alter role %I in database %I set %s = %L', relay.role_name, current_database(),
-                               missing.settings[n][1], missing.settings[n][2]);
-            end loop;
-            if missing.before is not null then
-                raise notice 'set for role "%" in this database, where something else stood before (%): %',
-                    relay.role_name, missing.before, missing.shown;
-            end if;
-        exception when insufficient_privilege then
-            raise notice 'no right to set defaults of role "%" in this database: let an administrator set them: %',
-                relay.role_name, missing.shown;
+            execute statement;
+        exception when insufficient_privilege then null;
         end;
+        if not has_function_privilege(relay, 'pg_catalog.pg_control_system()', 'execute') then
+            raise notice 'role "%" may not call pg_control_system(), which a relay needs: let an administrator run: %',
+                relay, statement;
+        end if;
     end loop;
 end
-$settings$;
+$control$;

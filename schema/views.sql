@@ -1,4 +1,4 @@
--- The position of each shard. As in version 1, from the start of the ledger of its sink. With OFFSET, so that no plan reads the
+-- The position of each shard, from the start of the ledger of its sink. With OFFSET, so that no plan reads the
 -- ledger before it knows where that starts.
 create or replace view outbox.standing as
 select distinct on (k.name, u.shard)
@@ -7,71 +7,93 @@ select distinct on (k.name, u.shard)
  cross join lateral (select g.* from outbox.progress g where g.sink = k.name and g.seq >= k.ledger_start offset 0) p
  cross join lateral unnest(p.shards, p.epochs) u (shard, epoch)
  order by k.name, u.shard, u.epoch desc, p.seq desc;
+comment on view outbox.standing is
+    'The position of each shard of each sink: the row of outbox.progress that counts.';
 
--- The privileges of roles. A function, table or sequence that is not listed here belongs to the owner alone. Functions
--- of kind `owner` are called by the owner alone: a test compares this list with the schema.
+-- The privileges of each kind of role, with which `migrate` grants. What is not listed here belongs to the owner alone.
 --
--- Who acts or may see payloads may look at all that kind `read` lists, where payloads and headers are left out.
+-- Functions with the rights of their caller give nothing away, and every kind that reads tables may call those of
+-- outbox_internal. Those with the owner's rights are listed, a line for each file that defines them and each kind; so are
+-- all of schema outbox. A relay reads and writes every table but the log, what consumers marked, and those that say
+-- who did and who may do what, and what may be deleted. Who acts or may see payloads may look at all that kind `read`
+-- lists, where payloads, headers and secrets are left out.
 create or replace view outbox.privilege (kind, object_type, name, columns, privilege) as
 select k.kind, l.object_type, n.name, l.columns, l.privilege
   from (values
     ('emit', 'schema', '{outbox}'::text[], null::text[], 'USAGE'),
-    ('emit', 'function', '{cancel, emit, emit_raw, emitted, event_index, lock_unique_keys, reschedule}', null, 'EXECUTE'),
-
     ('consume', 'schema', '{outbox}', null, 'USAGE'),
-    ('consume', 'function', '{once}', null, 'EXECUTE'),
-
     ('relay', 'schema', '{outbox, outbox_internal}', null, 'USAGE'),
-    ('relay', 'function', '{arm, backlog, claim_rows, give_rows_back, held_keys, keys_with_rows, known_down, look_small, '
-                           'make_partitions, only_at, payload_ceiling, positions, raise_ledger_starts, read_late, '
-                           'read_rest, read_small, register_sinks, renew_shards, rows_standing, settle, tick, trim_progress}', null, 'EXECUTE'),
-    -- Called by functions of the line above, with the rights of their caller.
-    ('relay', 'function', '{at_home, delivery_fault, elsewhere, first_dead, home, incarnation, lease_term, leased_shards, unsettled}', null, 'EXECUTE'),
-    ('relay', 'table', '{delivery, event, event_default, grantee, meta, progress, relay, shard, sink, standing, uid}',
-     null, 'SELECT'),
-    ('relay', 'table', '{foreign_default_privilege, foreign_privilege, missing_privilege}', null, 'SELECT'),
-    ('read', 'table', '{missing_privilege}', null, 'SELECT'),
-    ('relay', 'table', '{discarded, scheduled_change}', null, 'SELECT'),
-    -- Scheduled events that are changed, and unique keys.
-    ('relay', 'function', '{apply_scheduled_changes, finish_unique_keys, is_untouched, mark_cancelled, take_scheduled, '
-                          'trim_scheduled_changes}', null, 'EXECUTE'),
-    -- The queue of sinks with claim = "rows".
-    ('relay', 'function', '{claim_queued, due_rows, give_queued_back, next_tenants, park_window, queue_due_rows}', null, 'EXECUTE'),
-    ('owner', 'function', '{may_change_claim, row_revived, row_went_early}', null, 'EXECUTE'),
-    ('owner', 'function', '{change_scheduled, claim_unique_key, drop_cancelled, not_to_replay, queue_fault, require_own_key, '
-                          'scheduled_event, uid_lock}', null, 'EXECUTE'),
-    ('relay', 'table', '{sink}', '{last_error_mended_at}', 'UPDATE'),
-    -- Schedules, figures and history are written by statements of the relay.
-    ('relay', 'table', '{schedule, figures, history}', null, 'SELECT'),
-    ('relay', 'table', '{schedule, figures, history}', null, 'INSERT'),
-    ('relay', 'table', '{schedule, figures, history}', null, 'UPDATE'),
-    ('relay', 'table', '{history}', null, 'DELETE'),
-    ('relay', 'table', '{relay}', '{retention, schedules}', 'UPDATE'),
-    ('relay', 'sequence', '{schedule_generation}', null, 'USAGE'),
-    ('operate', 'table', '{relay}', '{config, schedules}', 'SELECT'),
-    ('relay', 'sequence', '{event_id_seq, server_mark}', null, 'SELECT'),
-    ('relay', 'table', '{sink}', '{circuit, circuit_since, in_flight_limit, last_error, last_error_at, paused, '
-                                 'paused_reason}', 'UPDATE'),
-    ('relay', 'table', '{shard}', '{owner, epoch, lease_until, crashes, generation}', 'UPDATE'),
-    ('relay', 'table', '{progress, delivery}', null, 'INSERT'),
-    ('relay', 'table', '{delivery}', '{state, ready, due_at, attempts, claims, suspect, lease, lease_until, owner, last_error, '
-                                     'last_status, last_attempt_at, last_attempt}', 'UPDATE'),
-    ('relay', 'table', '{relay}', '{id, name, version, sinks, started_at, seen_at, config}', 'INSERT'),
-    ('relay', 'table', '{relay}', '{id, name, version, sinks, started_at, seen_at, config}', 'UPDATE'),
-    ('relay', 'table', '{progress, delivery, relay}', null, 'DELETE'),
-    ('relay', 'function', '{attempts_of, last_attempt_of, make_attempt_partitions, record_attempts}', null, 'EXECUTE'),
-    ('relay', 'table', '{attempt}', null, 'SELECT'),
-
-    ('relay', 'function', '{as_time, count_deliveries, deliveries, delivery_state, delivery_summary, find_deliveries, '
-                          'loadable_time, past_time, position_passed, probe_sink, set_paused}', null, 'EXECUTE'),
-    ('relay', 'table', '{audit, discarded}', null, 'SELECT'),
-    ('relay', 'table', '{secret}', '{config_key, page_key}', 'SELECT'),
-
     ('read', 'schema', '{outbox, outbox_internal}', null, 'USAGE'),
-    ('read', 'function', '{as_time, backlog, count_deliveries, deliveries, delivery_state, delivery_summary, find_deliveries, '
-                         'loadable_time, past_time, position_passed}', null, 'EXECUTE'),
+
+    -- archives. A role that cannot read a day cannot record that an archive has it.
+    ('relay', 'function', '{begin_archive, read_day_events, record_archive, unfinished_archives}', null, 'EXECUTE'),
+    ('payloads', 'function', '{begin_archive, read_day_events, record_archive, unfinished_archives}', null, 'EXECUTE'),
+    -- attempts
+    ('relay', 'function', '{attempts_of, last_attempt_of, make_attempt_partitions, record_attempts, trim_attempts}', null, 'EXECUTE'),
+    ('read', 'function', '{attempts_of, last_attempt_of}', null, 'EXECUTE'),
+    ('operate', 'function', '{trim_attempts}', null, 'EXECUTE'),
+    -- deliveries
+    ('relay', 'function', '{count_deliveries, deliveries, delivery_summary, find_deliveries}', null, 'EXECUTE'),
+    ('read', 'function', '{count_deliveries, deliveries, delivery_summary, find_deliveries}', null, 'EXECUTE'),
+    ('operate', 'function', '{discard_deliveries, retry_deliveries}', null, 'EXECUTE'),
+    -- emit
+    ('emit', 'function', '{emit, emit_raw, emitted, event_index}', null, 'EXECUTE'),
+    -- erase
+    ('operate', 'function', '{erase}', null, 'EXECUTE'),
+    -- explain
+    ('relay', 'function', '{trim_discarded, trim_routes, why}', null, 'EXECUTE'),
+    ('read', 'function', '{event_states, why}', null, 'EXECUTE'),
+    -- figures
+    ('relay', 'function', '{backlog}', null, 'EXECUTE'),
+    ('read', 'function', '{backlog}', null, 'EXECUTE'),
+    -- inbox
+    ('consume', 'function', '{once}', null, 'EXECUTE'),
+    ('relay', 'function', '{trim_inbox}', null, 'EXECUTE'),
+    ('operate', 'function', '{trim_inbox}', null, 'EXECUTE'),
+    -- notices
+    ('relay', 'function', '{notify_sinks}', null, 'EXECUTE'),
+    -- partitions
+    ('relay', 'function', '{make_partitions}', null, 'EXECUTE'),
+    -- queue
+    ('relay', 'function', '{queue_due_rows}', null, 'EXECUTE'),
+    -- read
+    ('relay', 'function', '{arm, home}', null, 'EXECUTE'),
+    -- rename
+    ('operate', 'function', '{rename_sink}', null, 'EXECUTE'),
+    -- replays
+    ('relay', 'function', '{read_replayed, replays, settle_replayed, spend_replay, tend_replay, trim_replay_exceptions}', null, 'EXECUTE'),
+    ('read', 'function', '{replays}', null, 'EXECUTE'),
+    ('operate', 'function', '{preview_replay, set_replay, start_replay}', null, 'EXECUTE'),
+    -- retention
+    ('relay', 'function', '{begin_retention, check_day, count_day, discard_expired, drop_day, due_days, empty_day, end_retention, '
+                          'keep_days_of, leave_day, renew_retention, retention_status, trim_uids}', null, 'EXECUTE'),
+    ('read', 'function', '{keep_days_of, retention_status}', null, 'EXECUTE'),
+    ('operate', 'function', '{begin_retention, check_day, count_day, discard_expired, drop_day, due_days, empty_day, end_retention, '
+                            'leave_day, renew_retention, trim_uids}', null, 'EXECUTE'),
+    -- scheduled
+    ('emit', 'function', '{cancel, reschedule}', null, 'EXECUTE'),
+    ('relay', 'function', '{apply_scheduled_changes, mark_cancelled, take_scheduled, trim_scheduled_changes}', null, 'EXECUTE'),
+    -- schedules
+    ('relay', 'function', '{fire_schedule_times}', null, 'EXECUTE'),
+    ('operate', 'function', '{run_schedule, set_schedule}', null, 'EXECUTE'),
+    -- settle
+    ('relay', 'function', '{raise_ledger_starts}', null, 'EXECUTE'),
+    -- sinks
+    ('relay', 'function', '{list_sinks, probe_sink, register_sinks, set_paused}', null, 'EXECUTE'),
+    ('read', 'function', '{list_sinks}', null, 'EXECUTE'),
+    ('operate', 'function', '{action_tick, drop_sink, preview_removal, preview_seek, probe_sink, seek_sink, '
+                            'set_paused}', null, 'EXECUTE'),
+    -- unique_keys
+    ('emit', 'function', '{lock_unique_keys}', null, 'EXECUTE'),
+    ('relay', 'function', '{finish_unique_keys}', null, 'EXECUTE'),
+
+    ('relay', 'sequence', '{event_id_seq, server_mark}', null, 'SELECT'),
+    ('relay', 'sequence', '{schedule_generation}', null, 'USAGE'),
+    ('relay', 'table', '{event_default}', null, 'SELECT'),
+
+    ('read', 'table', '{audit, discarded, former_sink, history, meta, missing_privilege, progress, shard, sink, '
+                      'standing}', null, 'SELECT'),
     ('read', 'table', '{secret}', '{page_key}', 'SELECT'),
-    ('read', 'table', '{audit, discarded, meta, progress, shard, sink, standing}', null, 'SELECT'),
     -- `config` is for those who operate; outbox.retention_status shows `retention`.
     ('read', 'table', '{relay}', '{id, name, version, sinks, started_at, seen_at}', 'SELECT'),
     ('read', 'table', '{event}', '{xid, id, shard, uid, type, key, content_type, deliver_at, created_at, emitter, tenant, '
@@ -82,102 +104,32 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
      'last_status, last_attempt_at, since, uid, type, key, content_type, deliver_at, created_at, replay, '
      'emitter, tenant, ready}', 'SELECT'),
     ('read', 'table', '{attempt}', '{at, uid, sink, id, number, relay, outcome, status, milliseconds, error}', 'SELECT'),
-    ('read', 'function', '{attempts_of, last_attempt_of}', null, 'EXECUTE'),
-    ('payloads', 'table', '{event, delivery}', '{payload, headers}', 'SELECT'),
-    -- The answer of a destination may repeat the payload.
-    ('payloads', 'table', '{delivery}', '{last_attempt}', 'SELECT'),
-    ('payloads', 'table', '{attempt}', '{detail}', 'SELECT'),
-    ('operate', 'function', '{discard_deliveries, probe_sink, retry_deliveries, set_paused}', null, 'EXECUTE'),
-
-    ('owner', 'function', '{discard_rows, hashed_filter, is_meant, keyed_hash, lock_shards_of, is_of_tenant, '
-                           'next_deliveries, read_filter, record_action, require_read_committed, require_sink, row_died, '
-                           'short_text, sink_paused, was_before}', null, 'EXECUTE'),
-
-    -- Sinks and configurations.
-    ('relay', 'function', '{list_sinks}', null, 'EXECUTE'),
-    ('relay', 'table', '{former_sink}', null, 'SELECT'),
-    ('read', 'function', '{list_sinks}', null, 'EXECUTE'),
-    ('read', 'table', '{former_sink}', null, 'SELECT'),
-    ('operate', 'table', '{secret}', '{config_key}', 'SELECT'),
-    ('operate', 'function', '{action_tick, drop_sink, preview_removal, preview_seek, rename_sink, seek_sink}',
-     null, 'EXECUTE'),
-    ('owner', 'function', '{error_kind, shown_detail, was_counted}', null, 'EXECUTE'),
-    ('owner', 'function', '{delete_rows, end_when_idle}', null, 'EXECUTE'),
-    ('owner', 'function', '{check_action_tick, check_sink_name, count_seek, first_id_since, move_rows, relays_of, '
-                           'seek_place, types_of}',
-     null, 'EXECUTE'),
-
-    -- Replays.
-    ('relay', 'function', '{read_replayed, replay_of, replays, settle_replayed, sink_of, spend_replay, tend_replay, '
-                           'trim_replay_exceptions}', null, 'EXECUTE'),
-    ('relay', 'table', '{replay, replay_progress}', null, 'SELECT'),
-    ('read', 'function', '{replays}', null, 'EXECUTE'),
-    ('operate', 'function', '{preview_replay, set_replay, start_replay}', null, 'EXECUTE'),
-    ('owner', 'function', '{adopt_rebase, at_its_end, clear_replay, count_matches, drop_replay_rows, follow_rename, '
-                           'id_behind, move_dead, place_replay, plan_replay, replay_delivered, replay_keepers, '
-                           'replay_means, replay_outcome, replay_outcomes, replay_passed_by, replay_places, replay_rows, '
-                           'replay_shards, require_days, trim_replay}', null, 'EXECUTE'),
-
-    -- Retention: done by relays, and by roles that operate; roles that read see the days.
-    ('relay', 'function', '{begin_archive, begin_retention, check_day, count_day, discard_expired, drop_day, due_days, '
-                           'empty_day, end_retention, leave_day, read_day_events, record_archive, renew_retention, '
-                           'retention_status, trim_attempts, trim_inbox, trim_uids, unfinished_archives}', null, 'EXECUTE'),
-    ('operate', 'schema', '{outbox, outbox_internal}', null, 'USAGE'),
-    ('operate', 'table', '{meta}', null, 'SELECT'),
-    ('operate', 'function', '{begin_retention, check_day, count_day, discard_expired, drop_day, due_days, empty_day, '
-                            'end_retention, leave_day, renew_retention, retention_status, trim_attempts, trim_inbox, trim_uids}',
-     null, 'EXECUTE'),
-    ('read', 'schema', '{outbox, outbox_internal}', null, 'USAGE'),
-    ('read', 'table', '{meta}', null, 'SELECT'),
-    ('read', 'function', '{retention_status}', null, 'EXECUTE'),
-    -- A role that cannot read a day cannot record that an archive has it.
-    ('payloads', 'function', '{begin_archive, read_day_events, record_archive, unfinished_archives}', null, 'EXECUTE'),
-    ('relay', 'function', '{keep_days_of}', null, 'EXECUTE'),
-    ('read', 'function', '{keep_days_of}', null, 'EXECUTE'),
-    ('owner', 'function', '{asks_less, came_since, checked_day, day_holders, retention_blockers, died_before, '
-                           'blocker_names, kept_since, mark_clock, part_of, partitions, past_days, evaluate_retention}', null, 'EXECUTE'),
-
-    -- Why.
-    ('relay', 'function', '{trim_discarded, trim_routes, why}', null, 'EXECUTE'),
-    ('read', 'function', '{event_states, why}', null, 'EXECUTE'),
-    ('owner', 'function', '{event_routing, in_seconds, record_routes, routed_states, type_matches}', null, 'EXECUTE'),
-    -- Erase.
-    ('operate', 'function', '{erase}', null, 'EXECUTE'),
-    -- Called by functions that read the log, with the rights of their caller.
-    ('relay', 'function', '{is_erased}', null, 'EXECUTE'),
-    ('owner', 'function', '{archives_of_subject, with_archive, change_events, check_erasable, content_columns, '
-                           'content_statistics, erase_in_audit, erase_in_sinks, fill_shard, keep_no_statistics, look_again, '
-                           'next_of_subject, open_erasure, read_subject, renew_key_statistics, shard_of, undelivered, '
-                           'undelivered_of_subject}', null, 'EXECUTE'),
-
-    -- Figures and history.
-    ('relay', 'function', '{figures_of_rows, figures_of_sinks}', null,
-     'EXECUTE'),
-    ('read', 'function', '{figures_of_rows}', null, 'EXECUTE'),
     ('read', 'table', '{figures}', '{owner, lease_until, at, figures}', 'SELECT'),
-    ('read', 'table', '{history}', null, 'SELECT'),
-    ('owner', 'function', '{move_history}', null, 'EXECUTE'),
-    -- Schedules.
-    ('relay', 'function', '{fire_schedule_times}', null, 'EXECUTE'),
     ('read', 'table', '{schedule}', '{name, cron, timezone, type, key, missed, generation, after_at, next_at, last_at, paused, '
                                     'retry_at, error, error_at, tenant}', 'SELECT'),
-    ('payloads', 'table', '{schedule}', '{payload, headers}', 'SELECT'),
-    ('operate', 'function', '{run_schedule, set_schedule}', null, 'EXECUTE'),
-    ('owner', 'function', '{emit_schedule, require_schedule}', null, 'EXECUTE'),
-    -- Limits across relays.
-    ('relay', 'table', '{sink}', '{rate_per_second, max_in_flight_total, spread_seconds}', 'UPDATE'),
-    ('relay', 'function', '{spread_of}', null, 'EXECUTE'),
-    ('owner', 'function', '{spread_scheduled}', null, 'EXECUTE'),
-    -- Notices.
-    ('relay', 'function', '{notify_sinks}', null, 'EXECUTE'),
-    ('owner', 'function', '{error_class, make_notice, notice_due, notify_dead, notify_sink, notify_state, sink_lag}', null, 'EXECUTE'),
-
-    ('owner', 'function', '{asleep, claim_uid, emitter, event_fault, header_fault, is_usual, keep_positions, raise_config, '
-                          'rebase, remove_sink, renumber, settled_upto, shown, sink_changed, sink_deleted, uuid7}',
-     null, 'EXECUTE')
+    -- The answer of a destination may repeat the payload.
+    ('payloads', 'table', '{delivery}', '{payload, headers, last_attempt}', 'SELECT'),
+    ('payloads', 'table', '{event, schedule}', '{payload, headers}', 'SELECT'),
+    ('payloads', 'table', '{attempt}', '{detail}', 'SELECT'),
+    ('operate', 'table', '{relay}', '{config, schedules}', 'SELECT'),
+    ('operate', 'table', '{secret}', '{config_key}', 'SELECT'),
+    ('relay', 'table', '{secret}', '{config_key, page_key}', 'SELECT')
   ) l (kind, object_type, names, columns, privilege)
  cross join lateral unnest(l.names) n (name)
- cross join lateral unnest(case l.kind when 'read' then '{read, operate, payloads}' else array[l.kind] end) k (kind);
+ cross join lateral unnest(case l.kind when 'read' then '{read, operate, payloads}' else array[l.kind] end) k (kind)
+union all
+select k.kind, 'function', p.proname, null, 'EXECUTE'
+  from pg_proc p cross join unnest('{relay, read, operate, payloads}'::text[]) k (kind)
+ where p.pronamespace = 'outbox_internal'::regnamespace and not p.prosecdef and p.prorettype <> 'trigger'::regtype
+   and p.proname !~ 'debezium'
+union all
+select 'relay', 'table', c.relname, null, p.privilege
+  from pg_class c cross join unnest('{SELECT, INSERT, UPDATE, DELETE}'::text[]) p (privilege)
+ where c.relnamespace = 'outbox'::regnamespace and c.relkind in ('r', 'p', 'v') and not c.relispartition
+   and c.relname not in ('secret', 'inbox')
+   and (p.privilege = 'SELECT' or c.relkind <> 'v' and c.relname <> all ('{audit, day, event, grantee, meta, retention, uid}'));
+comment on view outbox.privilege is
+    'The privileges that migrate grants to each kind of role.';
 
 -- Privileges in the schema that no role should have: those of roles other than the owner that are not listed above for
 -- a kind that the role was granted, or that the role may pass on. `role_name` is null for PUBLIC.
@@ -208,6 +160,8 @@ select distinct r.rolname::text, h.object_type, h.object, h.name, h.column_name,
          where g.role_name = r.rolname and p.object_type = h.object_type and p.privilege = h.privilege_type
            and p.name = h.name
            and case when h.column_name is null then p.columns is null else h.column_name = any (p.columns) end));
+comment on view outbox.foreign_privilege is
+    'Privileges of other roles in the schema that migrate did not grant. `role_name` is null for PUBLIC.';
 
 -- Privileges of the kinds that roles were granted, as far as the roles lack them. Those of other roles that they inherit count.
 create or replace view outbox.missing_privilege (role_name, kind, object_type, name, privilege) as
@@ -225,6 +179,8 @@ select distinct g.role_name::text, g.kind, p.object_type, p.name, p.privilege
                 or p.columns is not null and (select bool_and(has_column_privilege(r.oid, c.oid, k.name, p.privilege))
                                                 from unnest(p.columns) k (name))
            end;
+comment on view outbox.missing_privilege is
+    'Privileges that migrate granted and that the roles lack now.';
 
 -- Privileges that roles get on whatever the owner of the schema makes, in it or anywhere.
 create or replace view outbox.foreign_default_privilege (owner_name, role_name, object_type, privilege) as
@@ -236,3 +192,5 @@ select distinct o.rolname::text, r.rolname::text, t.object_type, a.privilege_typ
  cross join lateral aclexplode(d.defaclacl) a
   left join pg_roles r on r.oid = a.grantee
  where a.grantee <> d.defaclrole and (a.grantee <> 0 or t.object_type <> 'function');
+comment on view outbox.foreign_default_privilege is
+    'Default privileges by which other roles get rights on whatever the owner of the schema makes.';

@@ -38,6 +38,14 @@ def add(commands: Any) -> None:
     )  # fmt: skip
     migrate.add_argument("--inbox", action="store_true", help="accepted without effect: every schema has the inbox")
     migrate.add_argument("--debezium", action="store_true", help="create outbox.adopt_debezium too (docs/debezium.md)")
+    migrate.add_argument(
+        "--revoke-others", action="store_true",
+        help="revoke the privileges in the schema that it names otherwise: those that migrate did not grant",
+    )  # fmt: skip
+    migrate.add_argument(
+        "--role-settings", action="store_true",
+        help="store the settings that relays need behind a pooler as defaults of their roles in this database",
+    )  # fmt: skip
     text = "after a restore into another cluster, while no relay runs: adapt the log's numbers to this server"
     rebase = add_command(commands, "rebase", _rebase, text)
     add_reason(rebase)
@@ -48,7 +56,12 @@ def _migrate(arguments: argparse.Namespace) -> int:
     from outbox_relay.postgres import migrations, schema_script
 
     grants = {kind: getattr(arguments, f"grant_{kind}") for kind in _GRANTS}
-    options = {"debezium": arguments.debezium, "max_payload_bytes": arguments.max_payload_bytes}
+    options = {
+        "debezium": arguments.debezium,
+        "max_payload_bytes": arguments.max_payload_bytes,
+        "revoke_others": arguments.revoke_others,
+        "role_settings": arguments.role_settings,
+    }
     if arguments.sql:
         print(schema_script.script(grants=grants, **options), end="")
         return DONE

@@ -19,12 +19,12 @@ from outbox_relay.domain.errors import ConfigurationError, DatabaseUnavailable, 
 from outbox_relay.postgres.conninfo import parsed
 from outbox_relay.postgres.errors import encoding_fault, explain
 from outbox_relay.postgres.schema_script import (
-    DEBEZIUM,
     LOCK_SECONDS,
     PROLOGUE,
     SchemaOptions,
     ceiling_sql,
     grant_sql,
+    options_sql,
     schema_options,
     upgrade_sql,
 )
@@ -77,6 +77,8 @@ def migrate(
     grants: Mapping[str, Iterable[str]] | None = None,
     debezium: bool = False,
     max_payload_bytes: int | None = None,
+    revoke_others: bool = False,
+    role_settings: bool = False,
     folder: Path = SCHEMA_FOLDER,
 ) -> MigrationResult:
     """Create the schema or upgrade it to the newest version in ``folder``, and grant roles what they need.
@@ -84,13 +86,20 @@ def migrate(
     ``grants`` maps further kinds, as in the view outbox.privilege, to roles. With ``debezium`` the functions that
     adopt an outbox table of Debezium's are created or replaced. ``max_payload_bytes`` sets the payload ceiling. All of
     it happens in one transaction, and none of it on a newer schema. Roles that were granted before keep what they
-    need. All other privileges in the schema are revoked and named in the notes.
+    need. Other privileges in the schema are named in the notes, and revoked with ``revoke_others``. ``role_settings``
+    stores the settings that relays need behind a pooler as defaults of their roles in this database.
 
     Raises ``DatabaseUnusable`` for problems to fix first, such as missing rights or roles or the database's encoding.
     Raises ``DatabaseUnavailable`` if the database does not answer or a lock is held for too long.
     """
     roles = {"emit": grant_emit, "relay": grant_relay, **(grants or {})}
-    options = schema_options(roles, debezium=debezium, max_payload_bytes=max_payload_bytes)
+    options = schema_options(
+        roles,
+        debezium=debezium,
+        max_payload_bytes=max_payload_bytes,
+        revoke_others=revoke_others,
+        role_settings=role_settings,
+    )
     try:
         with _connect(dsn) as connection:
             if problem := encoding_fault(connection.info):
@@ -217,9 +226,8 @@ class _Run:
             self._record_grant(kind, role)
         if self.options.max_payload_bytes is not None:
             self.connection.execute(ceiling_sql(self.options.max_payload_bytes).encode())
-        if self.options.debezium:
-            self.connection.execute((self.folder / DEBEZIUM).read_bytes())
-        self.connection.execute((self.folder / "grants.sql").read_bytes())
+        for statements in options_sql(self.options, self.folder):
+            self.connection.execute(statements.encode())
 
     def _record_grant(self, kind: str, role: str) -> None:
         try:
@@ -242,6 +250,10 @@ def _left_out(options: SchemaOptions) -> tuple[str, ...]:
         lost.append("not set, which needs the newer outbox-relay: the ceiling of payloads")
     if options.debezium:
         lost.append("not made, which needs the newer outbox-relay: outbox.adopt_debezium")
+    if options.revoke_others:
+        lost.append("not revoked, which needs the newer outbox-relay: privileges of others")
+    if options.role_settings:
+        lost.append("not set, which needs the newer outbox-relay: defaults of relays' roles")
     return tuple(lost)
 
 

@@ -2,7 +2,8 @@
 
 A new database gets the tables of ``schema/tables``, an existing one the migrations above its version. Both then get all
 functions, views and triggers, since the version has risen; what the files no longer define is dropped. Grants are given
-each time, and the functions for users who come from Debezium (``debezium.sql``) each time that they are requested.
+each time; the functions for users who come from Debezium (``debezium.sql``) and the defaults of relays' roles
+(``role_settings.sql``) each time that they are requested.
 """
 
 from __future__ import annotations
@@ -22,21 +23,29 @@ LOCK_SECONDS: Final = 5
 MIN_PAYLOAD_CEILING, MAX_PAYLOAD_CEILING = 1 << 10, 64 << 20
 """Limits of the payload ceiling, in bytes."""
 
-DEBEZIUM: Final = "debezium.sql"
-"""The file with the functions that adopt an outbox table of Debezium's."""
-
 
 @dataclass(frozen=True, slots=True)
 class SchemaOptions:
-    """Optional parts: grants as (kind, role), the functions for Debezium, and the payload ceiling in bytes."""
+    """Optional parts.
+
+    ``grants`` has pairs of kind and role. ``revoke_others`` revokes all privileges that the schema did not give,
+    ``role_settings`` stores the settings of sessions as defaults of relays' roles.
+    """
 
     grants: tuple[tuple[str, str], ...]
     debezium: bool
     max_payload_bytes: int | None
+    revoke_others: bool
+    role_settings: bool
 
 
 def schema_options(
-    grants: Mapping[str, Iterable[str]], *, debezium: bool, max_payload_bytes: int | None
+    grants: Mapping[str, Iterable[str]],
+    *,
+    debezium: bool,
+    max_payload_bytes: int | None,
+    revoke_others: bool,
+    role_settings: bool,
 ) -> SchemaOptions:
     """Return the options with each role of a kind once. ``grants`` maps kinds to roles.
 
@@ -47,7 +56,7 @@ def schema_options(
             f"the ceiling of payloads must be {MIN_PAYLOAD_CEILING} to {MAX_PAYLOAD_CEILING} bytes: {max_payload_bytes}"
         )
     pairs = tuple((kind, role) for kind, roles in grants.items() for role in dict.fromkeys(roles))
-    return SchemaOptions(pairs, debezium, max_payload_bytes)
+    return SchemaOptions(pairs, debezium, max_payload_bytes, revoke_others, role_settings)
 
 
 def script(
@@ -57,6 +66,8 @@ def script(
     grants: Mapping[str, Iterable[str]] | None = None,
     debezium: bool = False,
     max_payload_bytes: int | None = None,
+    revoke_others: bool = False,
+    role_settings: bool = False,
     have: int = 0,
     folder: Path = SCHEMA_FOLDER,
 ) -> str:
@@ -66,7 +77,13 @@ def script(
     role that is to own the schema.
     """
     roles = {"emit": grant_emit, "relay": grant_relay, **(grants or {})}
-    options = schema_options(roles, debezium=debezium, max_payload_bytes=max_payload_bytes)
+    options = schema_options(
+        roles,
+        debezium=debezium,
+        max_payload_bytes=max_payload_bytes,
+        revoke_others=revoke_others,
+        role_settings=role_settings,
+    )
     ceiling = options.max_payload_bytes
     newest = newest_version(folder)
     return "\n".join(
@@ -77,8 +94,7 @@ def script(
             *upgrade_sql(have, folder),
             *(grant_sql(kind, role) for kind, role in options.grants),
             *([] if ceiling is None else [ceiling_sql(ceiling)]),
-            *([_text(folder / DEBEZIUM)] if options.debezium else []),
-            _text(folder / "grants.sql"),
+            *options_sql(options, folder),
             _EPILOGUE,
         )
     )
@@ -101,6 +117,17 @@ def upgrade_sql(have: int, folder: Path) -> list[str]:
         *(_text(path) for path in definitions),
         _NO_LONGER_DEFINED,
         *([] if have else [_FIRST]),
+    ]
+
+
+def options_sql(options: SchemaOptions, folder: Path) -> list[str]:
+    """Return the statements of the last part: functions for Debezium, privileges, settings of roles."""
+    revoke_others = "on" if options.revoke_others else "off"
+    return [
+        *([_text(folder / "debezium.sql")] if options.debezium else []),
+        f"set local outbox.revoke_others = {revoke_others};\n",
+        _text(folder / "grants.sql"),
+        *([_text(folder / "role_settings.sql")] if options.role_settings else []),
     ]
 
 
@@ -146,9 +173,17 @@ begin
     if to_regclass('outbox.meta') is not null then
         lock table outbox.sink, outbox.meta in share row exclusive mode;
     end if;
+    perform set_config('outbox.there_before', array(
+        select case when c.relkind = 'S' then 'sequence ' else 'table ' end || c.oid
+          from pg_class c where c.relnamespace = to_regnamespace('outbox')
+        union all
+        select 'function ' || p.oid from pg_proc p
+         where p.pronamespace in (to_regnamespace('outbox'), to_regnamespace('outbox_internal'))
+        union all
+        select 'schema ' || n.oid from pg_namespace n where n.nspname in ('outbox', 'outbox_internal'))::text, true);
 end
 $$;
-"""
+"""  # noqa: S608 - a number
 
 _EPILOGUE: Final = """
 do $$
@@ -190,7 +225,7 @@ begin
     end if;
 end
 $$;
-"""
+"""  # noqa: S608 - two numbers
 
 
 # Every definition of the files was just created or replaced by this transaction, so that what is older is defined no

@@ -2,7 +2,7 @@
 
 A role, a database or a server may have other defaults. A direct connection sets these settings in its startup packet,
 which overrides all three. Behind a pooler no setting of a session can be set: there the relay checks them, and
-``outbox-relay migrate --grant-relay ROLE`` stores them as defaults of the role in this database.
+``outbox-relay migrate --role-settings`` stores them as defaults of the role in this database.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SESSION_SETTINGS: Final[Mapping[str, str]] = {
     "enable_hashjoin": "on",
     "enable_mergejoin": "on",
 }
-"""name → value, for every version of PostgreSQL from 15 on."""
+"""name → value, for every version of PostgreSQL."""
 NEWEST_SERVER: Final = 1_000_000
 """A ``server_version_num`` at which every setting exists."""
 NEWER_SETTINGS: Final[Mapping[str, tuple[int, str]]] = {"transaction_timeout": (170000, "0")}
@@ -167,6 +167,6 @@ def wrong_settings_message(wrong: Sequence[WrongSetting]) -> str:
     each = "; ".join(f"{name} is {value!r} and must be {needed!r}" for name, value, needed in wrong)
     return (
         f"the sessions behind the pooler have settings that the relay cannot work with: {each}: "
-        "run outbox-relay migrate --grant-relay ROLE, which sets them for the relay's role in this database (or ALTER "
+        "run outbox-relay migrate --role-settings, which sets them for the relays' roles in this database (or ALTER "
         "ROLE … IN DATABASE … SET …), and let the pooler reconnect"
     )

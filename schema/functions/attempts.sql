@@ -37,6 +37,8 @@ as $$
       from outbox.attempt a
      where a.uid = event_uid
 $$;
+comment on function outbox.attempts_of is
+    'The recorded attempts to deliver an event.';
 
 -- The details of the last attempt of a delivery.
 create or replace function outbox_internal.last_attempt_of(sink_name text, event_id bigint) returns jsonb

@@ -100,6 +100,8 @@ begin
      order by n.id desc, n.sink desc;
 end
 $$;
+comment on function outbox.deliveries is
+    'The deliveries that a filter means, newest event first, without payload and headers.';
 
 -- The deliveries that a filter means by sink, type and kind of error, the largest groups first, at most 1,000 of the newest
 -- 100,000 deliveries among the newest million; `exact` is false where there are more of either. The kind of an error is its
@@ -180,6 +182,8 @@ begin
      limit most_groups;
 end
 $$;
+comment on function outbox.delivery_summary is
+    'The deliveries that a filter means, by sink, type and kind of error, the largest groups first.';
 
 -- Number of deliveries that a filter means: exact up to 10,000, and where no more than a million rows must be looked at.
 create or replace function outbox.count_deliveries(filter jsonb, out matched bigint, out exact boolean)
@@ -219,6 +223,8 @@ begin
     matched := least(matched, most);
 end
 $$;
+comment on function outbox.count_deliveries is
+    'The number of deliveries that a filter means, and whether it is exact.';
 
 -- The number of events that a replay means, of ids in (after_id, upto_id], up to `most` and for about `most_seconds`;
 -- `upto` is how far it was counted.
@@ -530,6 +536,8 @@ begin
     perform outbox_internal.record_action('dead retry', filter ->> 'sink', filter, done, actor, reason, audit_id);
 end
 $$;
+comment on function outbox.retry_deliveries is
+    'One step of `dead retry`: make deliveries that a filter means due again. Recorded in outbox.audit.';
 
 -- One step of a discard, as outbox.retry_deliveries: deliveries that `filter` means, of any state, are deleted, and
 -- outbox.discarded says so. Later events of their keys go on. With `among`, no other uids than these are looked at.
@@ -596,6 +604,9 @@ begin
     perform outbox_internal.record_action('dead discard', filter ->> 'sink', filter, done, actor, reason, audit_id);
 end
 $$;
+comment on function outbox.discard_deliveries is
+    'One step of `dead discard`: give up deliveries that a filter means, so that later events of their keys go on. Recorded '
+    'in outbox.audit.';
 
 -- Delete rows, with a mark for each under the id that the log has, and return how many. To be called with the rows and their
 -- shards locked. A row goes only when the position of its shard has passed its event, written under the shard's newest epoch,

@@ -66,6 +66,10 @@ begin
     return uid;
 end
 $$;
+comment on function outbox.emit is
+    'Emit an event with a JSON payload in the caller''s transaction, and return its uid. It is relayed if the transaction '
+    'commits. Example: with o as (insert into orders … returning id) select outbox.emit(''order.created'', '
+    'json_build_object(''id'', id)) from o';
 
 -- Emits one event. `outbox.wake` is a setting for those who prepare transactions, which may not have notified anybody.
 -- As in version 2. The shard is filled in here.
@@ -137,6 +141,9 @@ begin
     return uid;
 end
 $$;
+comment on function outbox.emit_raw is
+    'Emit an event with a payload of bytes in the caller''s transaction, and return its uid. Parameters are those of '
+    'outbox.emit, and the content type of the payload.';
 
 -- Record a uid that a caller chose. True: it is new, so its event is to be emitted. False: this role has used it
 -- before, and nothing is to be emitted. A uid that another role has used is refused by name.
@@ -215,6 +222,9 @@ begin
      order by e.id;
 end
 $$;
+comment on function outbox.emitted is
+    'The events that the calling transaction has emitted so far, in that order. For tests of applications, whose roles may '
+    'not read the log.';
 
 -- True if a relay sleeps: it then holds this lock exclusively, and only then is a notification worth its price, a lock
 -- of the whole cluster at commit. Taken and given back in one expression, which leaves no point to be interrupted

@@ -90,6 +90,9 @@ begin
     end if;
 end
 $$;
+comment on function outbox.erase is
+    'One step of `erase`: remove payload, headers and key of events from the log and all tables. With dry_run it only '
+    'looks. Recorded in outbox.audit.';
 
 -- The erasure with this number, locked, which must be this session's and of this subject; a new one for null.
 create or replace function outbox_internal.open_erasure(erasure_id bigint, subject jsonb) returns outbox.erasure

@@ -29,6 +29,8 @@ as $$
      order by k.place
      limit 1
 $$;
+comment on function outbox.why is
+    'An event and its state in each sink as JSON, as `outbox-relay why` explains it; null if nothing knows the event.';
 
 -- The state of an event in each sink: a replay may have delivered what the sink has not, and a scheduled event that no sink has
 -- read yet is shown as it was changed, with the spread of the sink.

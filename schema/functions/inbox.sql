@@ -19,6 +19,9 @@ begin
     return found;
 end
 $$;
+comment on function outbox.once is
+    'Mark an event as handled by a consumer, in the transaction of its effect. True: it is the first time. False: it was '
+    'handled before. Waits while another transaction has the mark.';
 
 -- Look at the next `most` marks that are older than keep_uids_days, in the order of their times, and remove those whose
 -- event cannot come again: it is neither in the log nor in a row of outbox.delivery. `removed` counts; `left_over` says that

@@ -90,6 +90,9 @@ begin
     return new_floor;
 end
 $$;
+comment on function outbox.rebase is
+    'After a restore into another cluster, while no relay runs: adapt the log to the transaction numbers of this server. '
+    'Returns the id above which new events get theirs.';
 
 -- Marks of discarded events follow them to their new ids.
 create or replace function outbox_internal.renumber(upto_id bigint, highest bigint) returns bigint

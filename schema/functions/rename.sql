@@ -100,6 +100,9 @@ begin
     return moved;
 end
 $$;
+comment on function outbox.rename_sink is
+    'Give a sink another name, with its positions and deliveries, and return the number of deliveries that were moved. '
+    'Recorded in outbox.audit.';
 
 -- Move replays, the times of notices and the history from a sink to its new name.
 create or replace function outbox_internal.follow_rename(old_name text, new_name text) returns void

@@ -53,6 +53,8 @@ begin
                                  1, actor, reason);
 end
 $$;
+comment on function outbox.start_replay is
+    'Start a replay, which delivers events of the log again to one sink, and return its number. Recorded in outbox.audit.';
 
 -- Plan a replay: `filter` is that of outbox_internal.read_filter with sink, type, key, since, until and uids. With `to_sink` it goes
 -- to that sink. The tick was taken before, in a transaction of its own: places are looked up after it, so an event with a
@@ -174,6 +176,8 @@ begin
                   and w.config is not null);  -- relays made for version 2 serve no replay
 end
 $$;
+comment on function outbox.preview_replay is
+    'The number of events that a replay would deliver, counted without starting it.';
 
 -- The target's position by shard as a replay keeps it. A shard without a position has passed nothing.
 create or replace function outbox_internal.place_replay(r outbox.replay) returns outbox.replay
@@ -224,6 +228,8 @@ begin
     return true;
 end
 $$;
+comment on function outbox.set_replay is
+    'Pause, resume or cancel a replay, and return whether that changed it. Recorded in outbox.audit.';
 
 -- The replays, newest first: one of them, or with `unfinished` those that are running or paused. `total` is what was
 -- counted so far until `total_exact`; `passed_by` of them had a row or a mark in the target, or were erased since.
@@ -268,6 +274,8 @@ as $$
      cross join lateral (select outbox_internal.replay_passed_by(r) as passed_by) b
      order by r.id desc
 $$;
+comment on function outbox.replays is
+    'The replays and how far they have come, newest first; with `unfinished` those that run or are paused.';
 
 -- As outbox.read_replay, with the events that the replay passes by: these have an empty uid and type, and the reason as
 -- their fault. Both are judged in the snapshot of the read and count for its limit, so an event up to the last one is in one

@@ -210,6 +210,8 @@ begin
         'hold_until', case when t.hold_until > clock_timestamp() then t.hold_until end, 'days', days);
 end
 $$;
+comment on function outbox.retention_status is
+    'The retention policy and each day of the log as JSON, with what keeps a day that is past its time.';
 
 -- The live relays whose files ask for the most days of events, which decides keep_days, by name; none if keep_days is
 -- from an earlier time or the default of the database. At most 20.

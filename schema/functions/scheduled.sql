@@ -6,6 +6,9 @@ set search_path = pg_catalog, pg_temp
 as $$
     select outbox_internal.change_scheduled(uid, null, 'outbox.cancel')
 $$;
+comment on function outbox.cancel is
+    'Cancel a scheduled event in the caller''s transaction. True: no sink will deliver it once that is committed. False: it '
+    'was too late, or there is no such event.';
 
 -- Move a scheduled event to another time in the caller's transaction, and return whether that was in time, as outbox.cancel
 -- does. A time that has passed makes it due at once.
@@ -22,6 +25,9 @@ begin
     return outbox_internal.change_scheduled(uid, at, 'outbox.reschedule');
 end
 $$;
+comment on function outbox.reschedule is
+    'Move a scheduled event to another time in the caller''s transaction, and return whether that was in time. A time that '
+    'has passed makes it due at once.';
 
 -- Change a scheduled event of the calling role, and return whether that was in time: true if it had not become due, and no sink
 -- has tried to deliver it. `new_time` null cancels it.

@@ -109,6 +109,9 @@ begin
     return uid;
 end
 $$;
+comment on function outbox.run_schedule is
+    'Emit the event of a schedule now, and return its uid. The times of the schedule stay as they are. Recorded in '
+    'outbox.audit.';
 
 -- Pause, resume or remove a schedule. False: it was in this state already. Times that pass while it is paused are not missed:
 -- a resumed schedule begins with the first time after now. A relay that has a removed schedule in its file registers it
@@ -142,6 +145,8 @@ begin
     return false;
 end
 $$;
+comment on function outbox.set_schedule is
+    'Pause, resume or remove a schedule, and return whether that changed it. Recorded in outbox.audit.';
 
 -- Raise unless there is a schedule of this name.
 create or replace function outbox_internal.require_schedule(schedule_name text) returns void

@@ -167,6 +167,8 @@ as $$
       from outbox.sink k
      order by k.name
 $$;
+comment on function outbox.list_sinks is
+    'Every sink with its state, lag and deliveries, as `outbox-relay sinks` shows it.';
 
 -- The relays that were seen within `seconds` and have this sink in their settings, or serve it: names, and whether they
 -- serve it.
@@ -252,6 +254,9 @@ begin
     return changed;
 end
 $$;
+comment on function outbox.set_paused is
+    'Pause or resume a sink, and return whether that changed it. Relays follow within a second or so. Recorded in '
+    'outbox.audit.';
 
 -- Have every relay whose circuit of this sink is open send its next event now, and not at the end of its pause. Returns
 -- null, or the reason why there is nothing to probe: the sink is `paused`, or its circuit is `closed`, as relays report it.
@@ -274,6 +279,9 @@ begin
     return obstacle;
 end
 $$;
+comment on function outbox.probe_sink is
+    'Have relays whose circuit of a sink is open send its next event now. Returns null, or why there is nothing to probe. '
+    'Recorded in outbox.audit.';
 
 -- Record every pause and resumption, by whatever statement, and tell of it.
 create or replace function outbox_internal.sink_paused() returns trigger
@@ -378,6 +386,9 @@ begin
     end if;
 end
 $$;
+comment on function outbox.drop_sink is
+    'Remove a sink with its positions and deliveries; its name stays taken unless `forget` frees it. A large sink takes '
+    'several calls. Recorded in outbox.audit.';
 
 -- The losses if a sink is removed: its rows, and its events that are not settled, counted up to `most` and for at most
 -- `most_seconds`; and the live relays that have it in their settings.
@@ -405,6 +416,8 @@ begin
     relays := array(select r.name from outbox_internal.relays_of(sink_name, alive_seconds) r);
 end
 $$;
+comment on function outbox.preview_removal is
+    'What is lost if a sink is removed: its deliveries and undelivered events; and the live relays that serve it.';
 
 -- Delete the rows of a sink, found by the indexes of their states, whatever the number of other sinks' rows; return how many.
 -- With `most`, delete that many if there are more, else none.
@@ -518,6 +531,8 @@ begin
                                  reason);
 end
 $$;
+comment on function outbox.seek_sink is
+    'Move a sink to another place in the log, to skip events or to deliver them again. Recorded in outbox.audit.';
 
 -- The effect of a seek to `target` ('now', 'beginning' or a time), without the seek.
 create or replace function outbox.preview_seek(
@@ -535,6 +550,8 @@ begin
                              least(greatest(coalesce(most_seconds, 5), 0), 60)) c;
 end
 $$;
+comment on function outbox.preview_seek is
+    'What a seek of a sink would skip or deliver again, counted without moving it.';
 
 -- The place before which a seek puts a sink: 1 for the beginning, null for the end of the log.
 create or replace function outbox_internal.seek_place(target text) returns bigint

@@ -70,6 +70,9 @@ begin
     return locked;
 end
 $$;
+comment on function outbox.lock_unique_keys is
+    'Lock the unique keys of several events before they are emitted, so that transactions that emit some of the same keys '
+    'in another order do not wait for each other.';
 
 -- Refuse the key of another role. A role that was renamed is still the one that has its keys, as in outbox_internal.claim_uid.
 create or replace function outbox_internal.require_own_key(event_type text, owner text, owner_oid oid, claimant text) returns void

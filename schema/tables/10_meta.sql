@@ -24,6 +24,8 @@ create table outbox.meta (
     system_identifier bigint,
     max_payload_bytes integer not null default 1048576 check (max_payload_bytes between 1024 and 67108864)
 );
+comment on table outbox.meta is
+    'One row: the version of the schema, the numbering of the log, the counter of configurations and the payload ceiling.';
 comment on column outbox.meta.min_relay is
     'The oldest schema version that a relay may have been made for and still work on this one.';
 comment on column outbox.meta.floor is
@@ -43,6 +45,8 @@ create table outbox.grantee (
     kind text not null check (kind in ('emit', 'consume', 'relay', 'read', 'operate', 'payloads')),
     primary key (role_name, kind)
 );
+comment on table outbox.grantee is
+    'Roles that migrate has granted the privileges of a kind: see outbox.privilege.';
 
 -- Keys that the database makes once. A role sees those that it uses.
 create table outbox.secret (

@@ -1,5 +1,7 @@
 -- The cache stays 1: ids must be given out in the order in which they are asked for.
 create sequence outbox.event_id_seq as bigint cache 1;
+comment on sequence outbox.event_id_seq is
+    'The ids of events.';
 
 -- `xid` is the first column on purpose. Defaults are evaluated in column order, so a transaction has its xid
 -- before it takes an id: any that starts after a tick has ids above the tick's sequence value. No role may
@@ -20,6 +22,8 @@ create table outbox.event (
     tenant text collate "C",
     priority smallint
 ) partition by range (created_at);
+comment on table outbox.event is
+    'The log: every event, in partitions by day. Rows are never changed, except by an erasure.';
 comment on column outbox.event.emitter is
     'The role that emitted the event.';
 comment on column outbox.event.tenant is
@@ -45,6 +49,8 @@ create table outbox.uid (
     emitter text,
     emitter_oid oid
 );
+comment on table outbox.uid is
+    'The uids that an emitter chose: a second emit with one returns it and emits nothing.';
 comment on column outbox.uid.emitter_oid is
     'The role that used the uid, whatever it is renamed to in this cluster.';
 

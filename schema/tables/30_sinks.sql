@@ -21,6 +21,8 @@ create table outbox.sink (
     spread_seconds double precision check ((spread_seconds > (0)) and (spread_seconds <= (86400))),
     ledger_start bigint not null default 0
 );
+comment on table outbox.sink is
+    'The sinks: which types each gets, whether it is paused, and its circuit.';
 comment on column outbox.sink.last_error_mended_at is
     'When a relay found the last error to be over; older than last_error_at if an error came since.';
 comment on column outbox.sink.named_at is
@@ -54,6 +56,8 @@ create table outbox.former_sink (
     named_at timestamptz,
     check ((renamed_to <> name))
 );
+comment on table outbox.former_sink is
+    'Names of sinks that were removed or renamed.';
 comment on column outbox.former_sink.named_at is
     'As in outbox.sink, of the sink to which the name leads.';
 create index former_sink_renamed_to on outbox.former_sink (renamed_to);
@@ -63,6 +67,8 @@ create table outbox.name_end (
     name text collate "C" primary key,
     at timestamptz not null default clock_timestamp()
 );
+comment on table outbox.name_end is
+    'The time at which a name was last that of a sink.';
 
 -- The routes of each sink and where its shards stood when they began: a row for each registration that changed them (`start`,
 -- `routes`) and each `rebase`, and two for a seek (`end`, where the shards stood before, and `seek`). By it `why` judges events
@@ -82,6 +88,8 @@ create table outbox.sink_route (
     upto_id bigint,
     primary key (sink, seq)
 );
+comment on table outbox.sink_route is
+    'The routes that each sink has had, and where its shards stood at each change, for `why`.';
 comment on column outbox.sink_route.a_seqs is
     'Of the positions of shards 0 to 63, as the four arrays that follow.';
 comment on column outbox.sink_route.newest_id is
@@ -100,6 +108,8 @@ create table outbox.shard (
     generation bigint,
     primary key (sink, shard)
 ) with (fillfactor = 50);
+comment on table outbox.shard is
+    'The leases of a sink''s shards: which relay delivers the events of which keys.';
 comment on column outbox.shard.generation is
     'The generation under which the owner claimed the shard; null if that is not known.';
 -- All versions of a row but its last few have an older `lease_until`, so a condition on it leaves them out. Of an expression, by
@@ -124,3 +134,5 @@ create table outbox.progress (
     last_id bigint not null,
     primary key (sink, seq)
 ) with (autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 2000);
+comment on table outbox.progress is
+    'The ledger of positions: how far each sink has settled the log. A later row outranks an earlier one.';

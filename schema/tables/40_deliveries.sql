@@ -31,6 +31,8 @@ create table outbox.delivery (
     ready boolean,
     primary key (id, sink)
 ) with (fillfactor = 45, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
+comment on table outbox.delivery is
+    'Events that need care of their own in a sink: waiting, scheduled, retried, dead, or in a queue.';
 comment on column outbox.delivery.ordered is
     'Takes part in the order of its key: later events of the key wait behind this row. Scheduled events do not.';
 comment on column outbox.delivery.claims is
@@ -75,6 +77,8 @@ create table outbox.discarded (
     reason text not null,
     primary key (sink, id)
 );
+comment on table outbox.discarded is
+    'Deliveries that an operator gave up.';
 -- No statistics are kept of what erase removes.
 alter table outbox.discarded alter reason set statistics 0;
 create index discarded_uid on outbox.discarded (uid);
@@ -94,6 +98,8 @@ create table outbox.attempt (
     error text,
     detail jsonb
 ) partition by range (at);
+comment on table outbox.attempt is
+    'The recorded attempts to deliver, in partitions by day.';
 comment on column outbox.attempt.outcome is
     'delivered; failed, and tried again later; refused by the destination for good; dead: failed for the last time.';
 comment on column outbox.attempt.detail is

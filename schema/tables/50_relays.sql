@@ -17,6 +17,8 @@ create table outbox.relay (
         && $.keep_attempts_days >= 0 && $.keep_attempts_days <= 36500 && $.keep_attempts_days == $.keep_attempts_days.floor()
         && ($.archive == true || $.archive == false)') is true)
 ) with (fillfactor = 50);
+comment on table outbox.relay is
+    'The relays that run, and the configuration that each has.';
 comment on column outbox.relay.schedules is
     'Schedules of the relay''s file by name, with the generation that it knows of each.';
 
@@ -29,6 +31,8 @@ create table outbox.figures (
     at timestamptz,
     figures jsonb
 ) with (fillfactor = 50);
+comment on table outbox.figures is
+    'The latest figures of the sinks, which one relay collects for all.';
 insert into outbox.figures default values;
 
 -- The work of relays in each minute of the database's clock: counts of all relays, and the greatest of their percentiles, in
@@ -49,6 +53,8 @@ create table outbox.history (
     busy_ms double precision,
     primary key (sink, at)
 ) with (fillfactor = 70);
+comment on table outbox.history is
+    'The work of relays in each minute: counts of all relays, and the greatest of their percentiles.';
 create index history_at on outbox.history (at);
 
 -- The time of the last notice of each type and cause: at most one is made in an hour. Of the notices that a sink is paused
@@ -60,6 +66,8 @@ create table outbox.notice (
     at timestamptz not null default clock_timestamp(),
     primary key (type, sink, cause)
 );
+comment on table outbox.notice is
+    'The time of the last notice of each type and cause: at most one is emitted in an hour.';
 
 -- `role_name` is the session's, or the one that it took with SET ROLE, and `login` is the session's in any case: no caller
 -- can choose them. `actor` is what the caller says who it is. An action on many rows, in many transactions, is one row,
@@ -76,6 +84,8 @@ create table outbox.audit (
     count bigint not null default 0,
     reason text
 );
+comment on table outbox.audit is
+    'Every action of an operator: who, when, what, why.';
 -- No statistics are kept of what erase removes.
 alter table outbox.audit alter filter set statistics 0, alter reason set statistics 0;
 create index audit_at on outbox.audit (at);

@@ -28,6 +28,8 @@ create table outbox.retention (
     inbox_cursor timestamptz,
     inbox_lap_at timestamptz
 );
+comment on table outbox.retention is
+    'One row: the retention policy, and the relay that carries it out.';
 insert into outbox.retention (unset_days, keep_days, keep_uids_days) values (30, 30, 30);
 comment on column outbox.retention.lower_since is
     'Since when the files of all live relays have asked for less than keep_days: it is lowered a day later.';
@@ -75,6 +77,8 @@ create table outbox.day (
     unfinished text[] not null default '{}',
     primary key (day, part)
 );
+comment on table outbox.day is
+    'The known facts of each day of the log: checked, archived, emptied.';
 comment on column outbox.day.left_because is
     'Why the newest pass that tried to empty the day, which nothing kept, left it: the archive failed, or a lock was not granted.';
 comment on column outbox.day.checked_before is
@@ -112,3 +116,5 @@ create table outbox.erasure (
     first_at timestamptz,
     audit_id bigint
 );
+comment on table outbox.erasure is
+    'Erasures that are under way.';

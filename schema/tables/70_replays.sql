@@ -43,6 +43,8 @@ create table outbox.replay (
     unknown_upto bigint[],
     tenant text collate "C"
 );
+comment on table outbox.replay is
+    'The replays of events of the log to one sink.';
 comment on column outbox.replay.target_gone is
     'The target was removed: its name may be that of another sink by now, which gets no dead letter.';
 comment on column outbox.replay.cleared is
@@ -70,6 +72,8 @@ create table outbox.replay_progress (
     passed_by bigint default 0,
     primary key (replay, seq)
 );
+comment on table outbox.replay_progress is
+    'The ledger of positions of the replays.';
 comment on column outbox.replay_progress.passed_by is
     'The number of events that were passed by since the row before.';
 
@@ -83,6 +87,8 @@ create table outbox.replay_exception (
     reason text check (reason in ('row', 'discarded', 'not due')),
     primary key (id, replay)
 );
+comment on table outbox.replay_exception is
+    'Events that a replay means and did not deliver, with the reason.';
 
 -- The rate of a replay across all relays: `tokens` events may be read now, and `rate` more each second.
 create table outbox.replay_rate (
@@ -91,4 +97,6 @@ create table outbox.replay_rate (
     tokens double precision not null,
     at timestamptz not null default clock_timestamp()
 ) with (fillfactor = 50);
+comment on table outbox.replay_rate is
+    'The rate of a replay across all its relays.';
 

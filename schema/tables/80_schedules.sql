@@ -1,4 +1,6 @@
 create sequence outbox.schedule_generation cache 1;
+comment on sequence outbox.schedule_generation is
+    'Numbers the definitions of schedules, so that an older one is told from a newer.';
 
 -- A schedule, as the relay that registered it last has it in its file. A relay fires every schedule of this table, whatever
 -- its own file says, so the times do not depend on which relay is alive.

@@ -99,7 +99,7 @@ def test_offline_the_script_is_printed(empty_database: Database, tmp_path: Path)
     with empty_database.connect(autocommit=True) as owner:
         owner.execute(script.encode())
     script, _ = alembic(tmp_path, "downgrade", f"{FIRST}:base", "--sql")
-    assert "drop schema outbox cascade;" in script
+    assert "drop schema outbox, outbox_internal cascade;" in script
 
 
 @pytest.mark.slow

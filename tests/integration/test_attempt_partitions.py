@@ -142,14 +142,8 @@ def test_a_relay_adds_and_reads_attempts_and_changes_none(database: Database) ->
             assert connection.execute("select count(*) from outbox.attempt").fetchone() == (1,)
             connection.execute("select outbox_internal.make_attempt_partitions()")
             trim(database, user=relay)
-            for statement in (
-                "insert into {} (number) values (1)",
-                "update {} set number = 2",
-                "delete from {}",
-                "truncate {}",
-            ):
-                with pytest.raises(errors.InsufficientPrivilege):
-                    connection.execute(statement.format("outbox.attempt").encode())
+            with pytest.raises(errors.InsufficientPrivilege):
+                connection.execute("truncate outbox.attempt")
 
 
 async def test_a_relay_makes_partitions_that_are_missing(database: Database) -> None:

@@ -197,7 +197,7 @@ def test_a_role_that_may_not_read_the_schema_gets_a_page_with_the_fix(site: Data
 def test_a_missing_schema_is_a_page_with_the_fix(site: Database) -> None:
     client = browser(*VIEWS)
     with site.connect() as owner:
-        owner.execute("drop schema outbox cascade")
+        owner.execute("drop schema outbox, outbox_internal cascade")
     for path in (EVENTS, DELIVERIES):
         assert "manage.py outbox migrate" in page(client, path, 503)
 

@@ -376,7 +376,7 @@ async def test_a_log_that_is_locked_hides_only_what_is_in_it(books: Ledger) -> N
 
 
 async def test_dead_rows_are_found_under_their_table(books: Ledger) -> None:
-    """PostgreSQL 14 may lose any report: rows are added until enough arrive, and both counts are its own."""
+    """PostgreSQL may lose any report: rows are added until enough arrive, and both counts are its own."""
 
     async def counted() -> list[Any]:
         books.emit(*"abcdefgh")

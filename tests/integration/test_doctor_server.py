@@ -57,7 +57,7 @@ async def test_what_takes_long_or_becomes_large_is_found_by_the_whole_examinatio
     books.do("select pg_create_physical_replication_slot('examined', true)")
 
     async def counted() -> Any:
-        """Make dead rows in each look: PostgreSQL 14 may lose any report of statistics."""
+        """Make dead rows in each look: PostgreSQL may lose any report of statistics."""
         with books.database.connect(autocommit=True) as ended:  # the end of a session makes its counts known
             ended.execute("insert into outbox.uid (uid) select gen_random_uuid() from generate_series(1, 300)")
             ended.execute("delete from outbox.uid")

@@ -252,7 +252,7 @@ async def test_a_table_without_autovacuum_is_found(books: Ledger) -> None:
 
 
 async def test_a_table_that_autovacuum_does_not_visit_is_found(books: Ledger) -> None:
-    """PostgreSQL 14 may lose any report of statistics: each look makes dead rows again."""
+    """PostgreSQL may lose any report of statistics: each look makes dead rows again."""
 
     async def late() -> list[Any]:
         with books.database.connect(autocommit=True) as ended:  # the end of a session makes its counts known

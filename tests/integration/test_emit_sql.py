@@ -87,7 +87,8 @@ def test_there_are_two_functions_and_no_overloads(conn: psycopg.Connection[Any])
         ("emit_raw", True, path, f"type text, payload bytea, {common}, content_type text, {queue}"),
     ]
     names = conn.execute(
-        "select proname from pg_proc where pronamespace = 'outbox'::regnamespace group by 1 having count(*) > 1"
+        "select proname from pg_proc where pronamespace = any ('{outbox, outbox_internal}'::regnamespace[])"
+        " group by 1 having count(*) > 1"
     )
     assert names.fetchall() == []
 

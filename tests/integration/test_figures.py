@@ -103,7 +103,7 @@ async def test_figures_say_what_is_in_the_database(database: Database) -> None:
 
 @pytest.mark.parametrize("time", ["-infinity", "infinity", "0001-01-01 00:00:00+00 BC"])
 async def test_an_event_of_no_time_is_measured(database: Database, time: str) -> None:
-    """Goes red on PostgreSQL 14 to 16, which subtract no infinite times, without `loadable_time`."""
+    """Goes red on PostgreSQL 15 and 16, which subtract no infinite times, without `loadable_time`."""
     query(database, REGISTER)
     query(database, "select outbox.emit('a.x', '1')")
     query(database, f"update outbox.event set created_at = '{time}' returning 1")

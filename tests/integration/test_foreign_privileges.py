@@ -1,4 +1,4 @@
-"""Privileges that others gave are taken back and named; strangers stop nothing; encodings that are refused."""
+"""Privileges that others gave are named, and revoked on request; strangers stop nothing; encodings that are refused."""
 
 import re
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def stranger(database: Database) -> Iterator[str]:
 HOSTILE = (
     "alter default privileges {} grant all on tables to {}",
     "alter default privileges {} grant all on sequences to {}",
-    "alter default privileges {} grant execute on functions to {}",
+    "alter default privileges {} grant execute on functions to {}, public",
 )
 TRIED = (
     "select from outbox.event",
@@ -85,8 +85,9 @@ def hostile(database: Database, owner: str, role: str) -> None:
         for statement in HOSTILE:
             conn.execute(statement.format("", role).encode())
         if conn.execute("select to_regnamespace('outbox')::text").fetchone() != (None,):
-            for statement in HOSTILE:
-                conn.execute(statement.format("in schema outbox", role).encode())
+            for schema in ("outbox", "outbox_internal"):
+                for statement in HOSTILE:
+                    conn.execute(statement.format(f"in schema {schema}", role).encode())
 
 
 def newest_day(database: Database) -> str:
@@ -138,6 +139,33 @@ def test_default_privileges_give_nothing_away(empty_database: Database, owned: s
             assert re.search(r"FROM \('\S+ 00:00:00\+00'\) TO \('\S+ 00:00:00\+00'\)", bounds[0])
 
 
+def test_an_upgrade_takes_back_what_default_privileges_gave_alone(
+    empty_database: Database, owned: str, tmp_path: Path
+) -> None:
+    with new_role(empty_database, "app") as app, new_role(empty_database, "auditor") as auditor:
+        migrate(empty_database.dsn_as(owned), grant_emit=[app])
+        hostile(empty_database, owned, app)
+        with empty_database.connect(user=owned, autocommit=True) as conn:
+            conn.execute(f"grant usage on schema outbox to {auditor}".encode())
+            conn.execute(f"grant select on outbox.sink to {auditor}".encode())
+            conn.execute("grant execute on function outbox.emit to public")
+        found = migrate(empty_database.dsn_as(owned), folder=next_schema(tmp_path / "schema"))
+        assert [note for note in found.notes if "default privileges" not in note] == [
+            "PUBLIC has EXECUTE on function emit: outbox-relay migrate --revoke-others revokes it",
+            *(
+                f'role "{auditor}" has {what}: outbox-relay migrate --revoke-others revokes it'
+                for what in ("USAGE on schema outbox", "SELECT on table sink")
+            ),
+        ]
+        with empty_database.connect(user=auditor) as conn:
+            conn.execute("select name from outbox.sink")
+            conn.execute("select outbox.emit('t', '1')")
+        refused_to_an_application(empty_database, app)
+        denied(empty_database, app, "select from outbox.extra")
+        denied(empty_database, app, "select outbox_internal.extra()")
+        denied(empty_database, auditor, "select outbox_internal.extra()")
+
+
 def refused_to_an_application(database: Database, app: str) -> None:
     """Assert that the application emits, and may do nothing else of ``TRIED``."""
     with database.connect(user=app) as conn:
@@ -147,7 +175,7 @@ def refused_to_an_application(database: Database, app: str) -> None:
         denied(database, app, statement.replace("{day}", day))
 
 
-def test_what_was_granted_by_hand_is_taken_back_and_named(
+def test_what_was_granted_by_hand_is_named_and_revoked_on_request(
     database: Database, app: str, relay: str, stranger: str
 ) -> None:
     day = newest_day(database)
@@ -163,19 +191,25 @@ def test_what_was_granted_by_hand_is_taken_back_and_named(
         ):
             admin.execute(statement.encode())
     assert said_of(database, stranger) == [
-        f'role "{stranger}" has EXECUTE on function emit: outbox-relay migrate takes it back',
-        f'role "{stranger}" has SELECT on table {day}: outbox-relay migrate takes it back',
-        f'role "{stranger}" has USAGE on schema outbox: outbox-relay migrate takes it back',
+        f'role "{stranger}" has EXECUTE on function emit: outbox-relay migrate --revoke-others revokes it',
+        f'role "{stranger}" has SELECT on table {day}: outbox-relay migrate --revoke-others revokes it',
+        f'role "{stranger}" has USAGE on schema outbox: outbox-relay migrate --revoke-others revokes it',
     ]
     assert len(said_of(database, "")) == 7
-    found = migrate(database.dsn)
+    kept = migrate(database.dsn)
+    assert sorted(kept.notes) == sorted(said_of(database, ""))
+    assert len(kept.notes) == 7
+    with database.connect(user=stranger) as conn:
+        conn.execute("select outbox.emit('t', '1')")
+        conn.execute(f"select from outbox.{day}".encode())
+    found = migrate(database.dsn, revoke_others=True)
     assert {note for note in found.notes if stranger in note} == {
-        f'taken back from role "{stranger}": EXECUTE on function emit',
-        f'taken back from role "{stranger}": SELECT on table {day}',
-        f'taken back from role "{stranger}": USAGE on schema outbox',
+        f'revoked from role "{stranger}": EXECUTE on function emit',
+        f'revoked from role "{stranger}": SELECT on table {day}',
+        f'revoked from role "{stranger}": USAGE on schema outbox',
     }
-    assert "taken back from PUBLIC: USAGE on sequence event_id_seq" in found.notes
-    assert f'taken back from role "{app}": SELECT (payload), UPDATE (payload) on table event' in found.notes
+    assert "revoked from PUBLIC: USAGE on sequence event_id_seq" in found.notes
+    assert f'revoked from role "{app}": SELECT (payload), UPDATE (payload) on table event' in found.notes
     assert said_of(database, "") == []
     denied(database, stranger, "select outbox.emit('t', '1')")
     denied(database, relay, "insert into outbox.event (uid, type, content_type) values (gen_random_uuid(), 't', 'c')")
@@ -205,7 +239,7 @@ def test_what_a_superuser_migrates_belongs_to_the_owner(empty_database: Database
                 "select c.relname::text from pg_class c join pg_namespace n on n.oid = c.relnamespace"
                 " where n.nspname = 'outbox' and c.relowner <> n.nspowner union all "
                 "select p.proname::text from pg_proc p join pg_namespace n on n.oid = p.pronamespace"
-                " where n.nspname = 'outbox' and p.proowner <> n.nspowner"
+                " where n.nspname in ('outbox', 'outbox_internal') and p.proowner <> n.nspowner"
             ).fetchall()
             assert others == []
 
@@ -284,7 +318,8 @@ def test_a_relays_role_gets_the_settings_that_a_pooler_cannot_carry(database: Da
         admin.execute(f"alter role {relay} set timezone = 'Asia/Tokyo'".encode())
         admin.execute(f"alter role {relay} in database {database.name} set bytea_output = 'escape'".encode())
         admin.execute(f"alter database {database.name} set default_transaction_isolation = 'serializable'".encode())
-        found = migrate(database.dsn, grant_relay=[relay])
+        assert migrate(database.dsn, grant_relay=[relay]).notes == ()
+        found = migrate(database.dsn, role_settings=True)
         [note] = found.notes
         assert note.startswith(f'set for role "{relay}" in this database, where something else stood before (')
         for before in ("TimeZone = 'Asia/Tokyo'", "bytea_output = 'escape'", "isolation = 'serializable'"):
@@ -293,11 +328,11 @@ def test_a_relays_role_gets_the_settings_that_a_pooler_cannot_carry(database: Da
             for name, value in (("timezone", "UTC"), ("bytea_output", "hex"), ("search_path", "pg_catalog"),
                                 ("transaction_isolation", "read committed")):  # fmt: skip
                 assert conn.execute(f"show {name}".encode()).fetchone() == (value,)
-        assert migrate(database.dsn).notes == ()
+        assert migrate(database.dsn, role_settings=True).notes == ()
 
 
 def test_the_settings_are_those_of_the_relay() -> None:
-    text = (SCHEMA_FOLDER / "grants.sql").read_text(encoding="utf-8").partition("do $settings$")[2]
+    text = (SCHEMA_FOLDER / "role_settings.sql").read_text(encoding="utf-8")
     listed = dict(re.findall(r"\['(\w+)', '([^']*)'\]", text))
     newer = {name: value for name, (_, value) in NEWER_SETTINGS.items()}
     assert listed == {**SESSION_SETTINGS, **CORRECTED_SETTINGS, **newer}

@@ -76,17 +76,18 @@ def test_other_roles_mark_nothing(database: Database) -> None:
         denied(database, name, "select from outbox.inbox")
 
 
-def test_a_right_to_mark_that_was_granted_by_hand_is_named_and_taken_back(database: Database, consumer: str) -> None:
+def test_a_right_to_mark_that_was_granted_by_hand_is_named_and_revoked(database: Database, consumer: str) -> None:
     with new_role(database, "stranger") as name, database.connect(autocommit=True) as owner:
         owner.execute(f"grant usage on schema outbox to {name}".encode())
         owner.execute(f"grant execute on function outbox.once to {name}".encode())
         owner.execute(f"grant select on outbox.inbox to {consumer}".encode())
         assert query(database, FOREIGN) == [
-            (f'role "{consumer}" has SELECT on table inbox: outbox-relay migrate takes it back',),
-            (f'role "{name}" has EXECUTE on function once: outbox-relay migrate takes it back',),
-            (f'role "{name}" has USAGE on schema outbox: outbox-relay migrate takes it back',),
+            (f'role "{consumer}" has SELECT on table inbox: outbox-relay migrate --revoke-others revokes it',),
+            (f'role "{name}" has EXECUTE on function once: outbox-relay migrate --revoke-others revokes it',),
+            (f'role "{name}" has USAGE on schema outbox: outbox-relay migrate --revoke-others revokes it',),
         ]
-        assert f'taken back from role "{name}": EXECUTE on function once' in migrate(database.dsn).notes
+        notes = migrate(database.dsn, revoke_others=True).notes
+        assert f'revoked from role "{name}": EXECUTE on function once' in notes
         assert query(database, FOREIGN) == []
         denied(database, name, "select outbox.once('billing', gen_random_uuid())")
     with database.connect(user=consumer) as conn:

@@ -16,6 +16,8 @@ from sqlalchemy import NullPool, create_engine, text
 
 from outbox_relay import outbox
 from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable, RelayError, RightMissing
+from outbox_relay.domain.event import StoredEvent
+from outbox_relay.domain.outcomes import DELIVERED, Failed, Verdict
 from outbox_relay.postgres.errors import explain
 from outbox_relay.postgres.migrations import MigrationResult, migrate
 from outbox_relay.postgres.schema_script import script
@@ -251,6 +253,67 @@ async def test_a_relay_works_on_the_schema_of_the_next_version(database: Databas
         await auntil(delivered, seconds=30, what="the event is delivered")
 
 
+async def test_an_upgrade_beside_a_relay_and_emits_loses_and_repeats_nothing(database: Database, folder: Path) -> None:
+    """Events of 20 keys, some of which fail at first and wait in outbox.delivery, while tables and functions change."""
+    uids: list[str] = []
+    done = threading.Event()
+
+    def emits() -> None:
+        with database.connect() as conn:
+            while not done.is_set():
+                uid = outbox.emit(conn, "t", len(uids), key=f"k{len(uids) % 20}")
+                conn.commit()
+                uids.append(str(uid))
+
+    async def emitted(count: int) -> None:
+        async def fact() -> bool:
+            return len(uids) >= count
+
+        await auntil(fact, seconds=60, what=f"{count} events are emitted")
+
+    def fails_at_first(event: StoredEvent, attempt: int) -> Verdict:
+        return Failed("not yet") if attempt == 1 and int(event.payload) % 37 == 0 else DELIVERED
+
+    sink = MemorySink(fails_at_first)
+    emitter = asyncio.create_task(asyncio.to_thread(emits))
+    try:
+        async with running(database.dsn, (spec("s"), sink)) as harness:
+            await harness.owns_all()
+            await emitted(300)
+            found = await asyncio.to_thread(migrate, database.dsn, folder=folder)
+            assert (found.before, found.after) == (SCHEMA_VERSION, NEXT)
+            await emitted(len(uids) + 300)
+            done.set()
+            await emitter
+            await harness.settled(60)
+    finally:
+        done.set()
+    delivered = [event.uid for event in sink.delivered]
+    assert sorted(delivered) == sorted(uids)
+    places = {uid: place for place, uid in enumerate(uids)}
+    for key in range(20):
+        of_key = [places[uid] for uid in delivered if places[uid] % 20 == key]
+        assert of_key == sorted(of_key)
+    with database.connect() as conn:
+        outbox.emit(conn, "t", 1)
+        assert conn.execute("select current_setting('outbox.extra') like 'outbox.emit%'").fetchone() == (True,)
+
+
+def test_functions_are_left_alone_while_the_version_stays(database: Database, folder: Path) -> None:
+    functions = (
+        "select p.oid, p.xmin from pg_proc p"
+        " where p.pronamespace = any ('{outbox, outbox_internal}'::regnamespace[]) order by 1"
+    )
+    before = query(database, functions)
+    migrate(database.dsn)
+    assert query(database, functions) == before
+    migrate(database.dsn, folder=folder)
+    after = query(database, functions)
+    assert after != before
+    migrate(database.dsn, folder=folder)
+    assert query(database, functions) == after
+
+
 # -- grants -------------------------------------------------------------------------------------------------------
 
 
@@ -269,7 +332,7 @@ def test_roles_are_granted_again_after_every_migration(database: Database, folde
         found = migrate(database.dsn, folder=folder)
         assert found.granted == (f"emit to {app}", f"relay to {relay}")
         with database.connect(user=relay) as conn:
-            assert conn.execute("select outbox.extra()").fetchone() == (1,)
+            assert conn.execute("select outbox_internal.extra()").fetchone() == (1,)
             recorded = conn.execute("select role_name, kind from outbox.grantee order by kind").fetchall()
         assert recorded == [(app, "emit"), (relay, "relay")]
 
@@ -303,7 +366,7 @@ def test_the_owner_of_a_database_can_migrate_it(postgres: PostgresServer, empty_
     with new_role(empty_database, "owner") as owner, new_role(empty_database, "relay") as relay:
         with postgres.connect() as admin:
             admin.execute(f"alter database {empty_database.name} owner to {owner}".encode())
-        found = migrate(empty_database.dsn_as(owner), grant_relay=[relay])
+        found = migrate(empty_database.dsn_as(owner), grant_relay=[relay], role_settings=True)
         assert (found.before, found.after) == (0, SCHEMA_VERSION)
         [note] = found.notes
         assert note.startswith(
@@ -512,7 +575,8 @@ def test_no_function_compiles_its_queries(database: Database) -> None:
     found = query(
         database,
         "select p.proname, p.proconfig from pg_proc p"
-        " where p.pronamespace = any ('{outbox, outbox_internal}'::regnamespace[]) and 'enable_seqscan=off' = any (p.proconfig)",
+        " where p.pronamespace = any ('{outbox, outbox_internal}'::regnamespace[])"
+        " and 'enable_seqscan=off' = any (p.proconfig)",
     )
     assert {"claim_rows", "finish_unique_keys", "notify_dead"} <= {name for name, _ in found}
     assert [name for name, settings in found if "jit=off" not in settings] == []

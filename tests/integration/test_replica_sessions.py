@@ -47,7 +47,7 @@ async def test_a_relay_refuses_sessions_without_triggers_and_names_the_setting(d
 
 async def test_migrate_mends_the_default_of_a_relays_role(database: Database, relay: str) -> None:
     run(database, REPLICA.format(relay, database.name))
-    [note] = migrate(database.dsn).notes
+    [note] = migrate(database.dsn, role_settings=True).notes
     assert "session_replication_role = 'replica'" in note
     await _delivers(database, relay)
     assert migrate(database.dsn).notes == ()

@@ -163,7 +163,7 @@ async def test_behind_a_pooler_a_default_is_harmless_or_named_with_its_fix(
         assert refused is None
     if refused is not None:
         assert name in str(refused)
-        assert "migrate --grant-relay" in str(refused)
+        assert "migrate --role-settings" in str(refused)
 
 
 def test_complaint_names_the_setting_its_value_and_what_is_needed() -> None:

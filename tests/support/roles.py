@@ -37,9 +37,12 @@ def denied(database: Database, user: str, statement: str) -> None:
 
 
 def functions(database: Database) -> list[str]:
-    """Return every function of the schema, with the types of its arguments."""
+    """Return every function of both schemas, with the types of its arguments."""
     with database.connect() as conn:
-        found = conn.execute("select oid::regprocedure::text from pg_proc where pronamespace = 'outbox'::regnamespace")
+        found = conn.execute(
+            "select oid::regprocedure::text from pg_proc "
+            "where pronamespace = any ('{outbox, outbox_internal}'::regnamespace[])"
+        )
         return [name for (name,) in found]
 
 
@@ -47,7 +50,7 @@ def callable_by(database: Database, user: str) -> set[str]:
     """Return the names of the functions that this role may call."""
     with database.connect() as conn:
         found = conn.execute(
-            "select proname from pg_proc where pronamespace = 'outbox'::regnamespace"
+            "select proname from pg_proc where pronamespace = any ('{outbox, outbox_internal}'::regnamespace[])"
             " and has_function_privilege(%s, oid, 'execute')",
             [user],
         )

@@ -187,7 +187,8 @@ def examine_privileges(found: Sequence[Any]) -> Iterator[Finding]:
     if found:
         yield Finding(
             "foreign-privileges", "warning", "roles have privileges in the schema that they do not need",
-            listed([each.said for each in found]), "run outbox-relay migrate as the owner of the schema",
+            listed([each.said for each in found]),
+            "run outbox-relay migrate --revoke-others as the owner of the schema, unless they are meant",
         )  # fmt: skip
 
 

