@@ -5,13 +5,11 @@ Each is a function of the schema that leaves a row of the audit.
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from outbox_relay.admin.actions import pause, resume, unknown_sink
+from outbox_relay.admin.actions import unknown_sink
 from outbox_relay.admin.alive import ALIVE_SECONDS
 from outbox_relay.domain.errors import NotFound, StatementFailed
 from outbox_relay.postgres.store import Store
@@ -26,10 +24,6 @@ TICK_TRIES = 3
 """Attempts of a seek while the configuration changes."""
 SERIALIZATION_FAILURE = "40001"
 """The SQLSTATE of a seek whose tick is older than the configuration."""
-OBJECT_IN_USE = "55006"
-"""The SQLSTATE of a rename that must wait until no relay serves the sink."""
-RELEASE_SECONDS, RELEASE_PAUSE_SECONDS = 60.0, 0.25
-"""Longest wait for the relays to release a paused sink, and the pause between two attempts."""
 
 
 class Removal(NamedTuple):
@@ -114,49 +108,13 @@ async def remove(
 
 
 async def rename(store: Store, sink: str, new: str, *, actor: str, reason: str | None = None) -> int:
-    """Rename ``sink`` to ``new``; return the number of rows that it has.
+    """Rename ``sink``, which no relay serves, to ``new``; return the number of rows that it has.
 
-    A sink with many rows is paused until its relays have released it and its rows have moved. After an interruption it
-    stays paused; repeat the call and resume it, or only resume it.
-
-    Raises ``ConfigurationError`` if ``new`` is no name, or is taken; otherwise as ``removal``.
+    Raises ``ConfigurationError`` if a relay serves the sink, or if ``new`` is no name, or is taken; otherwise as
+    ``removal``.
     """
-    parameters = {"sink": sink, "new": new, "actor": actor, "reason": reason}
-    try:
-        [found] = await _act(store, "rename_sink", parameters)
-    except StatementFailed as error:
-        if error.sqlstate != OBJECT_IN_USE:
-            raise
-        return await _rename_paused(store, parameters)
+    [found] = await _act(store, "rename_sink", {"sink": sink, "new": new, "actor": actor, "reason": reason})
     return found.deliveries
-
-
-async def _rename_paused(store: Store, parameters: dict[str, Any]) -> int:
-    """Rename a sink while it is paused, and resume it unless it was paused before."""
-    sink, new, actor = parameters["sink"], parameters["new"], parameters["actor"]
-    paused = await pause(store, sink, actor=actor, reason=f"it is being renamed to {new}")
-    name = sink
-    try:
-        rows = await _rename_released(store, parameters)
-        name = new
-    finally:
-        if paused:
-            await resume(store, name, actor=actor)
-    return rows
-
-
-async def _rename_released(store: Store, parameters: dict[str, Any]) -> int:
-    """Rename a sink once no relay serves it, and return the number of its rows."""
-    until = time.monotonic() + RELEASE_SECONDS
-    while True:
-        try:
-            [found] = await _act(store, "rename_sink", parameters)
-        except StatementFailed as error:
-            if error.sqlstate != OBJECT_IN_USE or time.monotonic() > until:
-                raise
-            await asyncio.sleep(RELEASE_PAUSE_SECONDS)
-        else:
-            return found.deliveries
 
 
 async def preview_seek(store: Store, sink: str, to: str) -> Seek:

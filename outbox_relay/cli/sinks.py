@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
     removed = add_command(actions, "remove", _remove, "remove a sink, with its rows and positions")
     _add_sink(removed)
     removed.add_argument("--forget", action="store_true", help="let relays register the name again")
-    renamed = add_command(actions, "rename", _rename, "give a sink another name")
+    renamed = add_command(actions, "rename", _rename, "give a sink that no relay serves another name")
     _add_sink(renamed, "OLD")
     renamed.add_argument("new", type=text, metavar="NEW", help="the new name")
     sought = add_command(actions, "seek", _seek, "move a sink to another position in the log")
@@ -107,7 +107,7 @@ def _rename(arguments: argparse.Namespace) -> int:
 
     old, new = arguments.sink, arguments.new
     rows = query(arguments, lambda store: sinks.rename(store, old, new, **_by(arguments)))
-    said = f"sink {old} is now {new}; relays that have {old} in their settings serve {new}"
+    said = f"sink {old} is now {new}: change the name in the relays' files, too"
     return _done(arguments, rows, said)
 
 

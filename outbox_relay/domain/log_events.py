@@ -66,8 +66,7 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "sink.unthrottled": "limit of requests restored",
         "sink.trouble": "parts of the destination in trouble",
         "sink.trouble_over": "parts of the destination recovered",
-        "sink.renamed": "this sink was renamed",
-        "sink.new_name": "serving a sink under its new name",
+        "sink.renamed": "this sink was renamed; it is not served under this name",
         "sink.removed": "this sink was removed; its name is not registered again",
         "sink.missing": "this sink was removed from the database; a restart adds it again",
         "sink.registered_again": (

@@ -34,10 +34,6 @@ class AttemptRecorder:
         self._causes = set[str]()
         self._dropped_before = 0
 
-    def use_log(self, log: BoundLogger) -> None:
-        """Write lines to ``log`` from now on."""
-        self._log = log
-
     async def settle(self, records: int, write: Callable[[str | None], Awaitable[T]]) -> T:
         """Call ``write`` with the name under which the attempts are recorded.
 

@@ -67,24 +67,23 @@ class LeaseManager:
         self,
         sink: str,
         generation: int,
-        configured: str | None = None,
         limits: SinkLimits = NO_LIMITS,
         routes: SinkRoutes | None = None,
     ) -> SinkLeases:
         """Serve ``sink`` under ``generation``, that of ``routes``, within ``limits``.
 
-        The settings call it ``configured``, by default the same. Return its leases, which come as shards are claimed.
+        Return its leases, which come as shards are claimed.
         """
-        self._sinks[configured or sink] = leases = SinkLeases(sink, generation, limits, routes, configured or sink)
+        self._sinks[sink] = leases = SinkLeases(sink, generation, limits, routes)
         return leases
 
-    def discard(self, configured: str) -> None:
+    def discard(self, sink: str) -> None:
         """Forget the leases of a replay that this relay no longer serves."""
-        self._sinks.pop(configured, None)
+        self._sinks.pop(sink, None)
 
     @property
     def held(self) -> Mapping[str, int]:
-        """The number of owned shards, by the sinks' names in the settings."""
+        """The number of owned shards, by sink."""
         return {sink: len(leases.held) for sink, leases in self._sinks.items()}
 
     # -- rounds -----------------------------------------------------------------------------------------------
@@ -129,7 +128,7 @@ class LeaseManager:
 
     async def refresh(self) -> None:
         """Apply what people and newer configurations have changed in the database."""
-        asked = {leases.sink: leases for leases in self._sinks.values()}
+        asked = dict(self._sinks)
         rows = await self._store.sinks(asked, self.lease_seconds / 6)
         missing = {sink: leases for sink, leases in asked.items() if sink not in {row.name for row in rows}}
         if missing:
@@ -139,9 +138,7 @@ class LeaseManager:
     async def _observe(self, rows: Collection[SinkRow], asked: Mapping[str, SinkLeases]) -> None:
         changed = False
         for row in rows:
-            leases = asked[row.name]
-            if leases.sink == row.name:
-                changed |= self._apply(row, leases)
+            changed |= self._apply(row, asked[row.name])
         if changed:
             await self._beat()
 
@@ -153,32 +150,17 @@ class LeaseManager:
         return changed
 
     async def _remove(self, missing: Mapping[str, SinkLeases]) -> None:
-        """Stop serving sinks that are not in the database, and find the new names of those that were renamed."""
+        """Stop serving sinks that are not in the database, and find out whether they were removed or renamed."""
         former = await self._store.former_sinks(missing, self.lease_seconds / 6)
         for sink, leases in missing.items():
-            if leases.sink != sink:
-                continue
-            renamed_to = self._unserved_name(former.get(sink), leases)
-            if leases.remove(former=sink in former, renamed_to=renamed_to):
-                self._log_removal(leases, renamed_to)
+            if leases.remove(former=sink in former, renamed_to=former.get(sink)):
+                self._log_removal(leases)
 
-    async def former_name(self, leases: SinkLeases, names: Collection[str]) -> str | None:
-        """Return the first of ``names`` that a sink has in the database, and that this relay does not serve."""
-        rows = await self._store.sinks(names, self.lease_seconds / 6)
-        present = {row.name for row in rows}
-        found = (self._unserved_name(name, leases) for name in names if name in present)
-        return next((name for name in found if name is not None), None)
-
-    def _unserved_name(self, sink: str | None, leases: SinkLeases) -> str | None:
-        """Return ``sink`` unless this relay serves it already under another name of its settings."""
-        others = (each for each in self._sinks.values() if each is not leases)
-        return None if any(sink in (each.sink, each.renamed_to) for each in others) else sink
-
-    def _log_removal(self, leases: SinkLeases, renamed_to: str | None) -> None:
+    def _log_removal(self, leases: SinkLeases) -> None:
         if leases.sink.startswith("~"):
             return
-        if renamed_to is not None:
-            self._log.warning("sink.renamed", sink=leases.sink, renamed_to=renamed_to)
+        if leases.renamed_to is not None:
+            self._log.warning("sink.renamed", sink=leases.sink, renamed_to=leases.renamed_to)
         elif leases.former:
             self._log.warning("sink.removed", sink=leases.sink)
         else:
@@ -195,7 +177,7 @@ class LeaseManager:
     async def _renew(self) -> None:
         """Renew the leases of the sinks, then those of replays: settlements of a replay hold up only its own."""
         sent = lease_clock()
-        sinks = {leases.sink: leases for leases in self._sinks.values()}
+        sinks = dict(self._sinks)
         await self._renew_leases({name: each for name, each in sinks.items() if not name.startswith("~")}, sent, 3)
         try:
             await self._renew_leases({name: each for name, each in sinks.items() if name.startswith("~")}, sent, 6)
@@ -221,7 +203,7 @@ class LeaseManager:
             self._log.warning("shards.lost", sink=sink, shards=shards, held=len(sinks[sink].held))
 
     async def _share(self, *, renewed: bool) -> None:
-        sinks = {leases.sink: leases for leases in self._sinks.values()}
+        sinks = dict(self._sinks)
         for share in await self._store.relay_ranks(self.relay, list(sinks), self.lease_seconds):
             leases = sinks[share.sink]
             leases.observe_relays(share.relays, renewed=renewed)

@@ -259,12 +259,7 @@ class ParkedSettler:
         only_tried = spec.record_attempts == "failures"
 
         async def delete(name: str | None) -> dict[int, bool]:
-            sink = self._context.leases.sink  # also in a session that a rename has followed
-            found = await self._store.delete_rows(sink, deleted, relay=name, only_tried=only_tried)
-            # A rename may have moved rows while the statement waited for it.
-            left = [row for row in deleted if row.id not in found]
-            again = await self._store.delete_rows(sink, left, relay=name, only_tried=only_tried) if left else {}
-            return {**found, **again}
+            return await self._store.delete_rows(spec.name, deleted, relay=name, only_tried=only_tried)
 
         with timed(self._context.measures.settle):
             ours = await self._recorder.settle(sum(d.record is not None for d in deleted), delete)
@@ -275,14 +270,11 @@ class ParkedSettler:
         return count
 
     async def _write_back(self, count: int) -> int:
-        back, hold = self._back[:count], self._context.spec.hold
+        back, spec = self._back[:count], self._context.spec
         updates = [update for _, update, _ in back]
 
         async def update(name: str | None) -> set[int]:
-            sink = self._context.leases.sink
-            found = await self._store.update_rows(sink, updates, relay=name)
-            left = [each for each in updates if each.id not in found]
-            return found | (await self._store.update_rows(sink, left, relay=name) if left else set())
+            return await self._store.update_rows(spec.name, updates, relay=name)
 
         with timed(self._context.measures.settle):
             ours = await self._recorder.settle(sum(u.record is not None for u in updates), update)
@@ -292,7 +284,7 @@ class ParkedSettler:
         for _, b, _ in back:
             if b.due_in is not None:
                 self._context.due_timer.schedule_wakeup(b.due_in)
-        self._claims.follow([row for row, b, _ in back if b.state == "dead" and not hold])
+        self._claims.follow([row for row, b, _ in back if b.state == "dead" and not spec.hold])
         return count
 
     def _written(self, rows: list[ClaimedRow], ours: Collection[int], gone: int = 0) -> None:
@@ -301,8 +293,7 @@ class ParkedSettler:
         lost = sum(row.event.id not in ours for row in rows)
         if lost:
             self._context.measures.lost_rows(lost)
-            sink = self._context.leases.sink
-            self._log.warning("rows.lost", sink=sink, rows=lost)
+            self._log.warning("rows.lost", sink=self._context.spec.name, rows=lost)
 
     # -- blocked keys -----------------------------------------------------------------------------------------
 

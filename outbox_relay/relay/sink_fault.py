@@ -7,10 +7,13 @@ from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.relay.sink_leases import SinkLeases
 from outbox_relay.sinks import RunsHandlers, Sink
 
-FORMER = (
-    "the sink was removed or renamed: take its name out of the settings, or run outbox-relay sinks remove {} --forget"
+FORMER = "the sink was removed: take its name out of the settings, or run outbox-relay sinks remove {} --forget"
+"""The fault of a sink that was removed, whose name is not registered again."""
+RENAMED = (
+    "the sink is now called {} in the database: change its name in the settings, and restart the relay; for another "
+    "sink of the name {}, run outbox-relay sinks remove {} --forget"
 )
-"""The fault of a sink whose name is not registered again."""
+"""The fault of a sink that has another name in the database."""
 REMOVED = (
     "the sink was removed from the database: restart the relay to register it again, or take it out of the settings"
 )
@@ -32,6 +35,8 @@ class SinkFault:
     def of(self, spec: SinkSpec, sink: Sink) -> str | None:
         """Return the reason why ``sink`` cannot be served; None if it can."""
         if self._leases.removed:
+            if (new := self._leases.renamed_to) is not None:
+                return RENAMED.format(new, spec.name, spec.name)
             return FORMER.format(spec.name) if self._leases.former else REMOVED
         if self._leases.superseded and self._leases.row.claim != spec.claim:
             return OTHER_CLAIM.format(self._leases.row.claim)

@@ -52,8 +52,6 @@ class SinkLeases:
     """The limits across all relays, as of the database's last answer."""
     routes: SinkRoutes | None = None
     """The routes of this generation here. None for a replay, which is served for as long as its target is."""
-    configured: str = ""
-    """The name of the sink in the settings."""
     row: SinkRow = field(init=False)
     """The sink in the database, as of its last answer, with what this relay has written since."""
     wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -71,9 +69,9 @@ class SinkLeases:
     removed: bool = field(default=False, init=False)
     """True if the sink is no longer in the database."""
     former: bool = field(default=False, init=False)
-    """True if the sink was removed or renamed for good, so that its name is not registered again."""
+    """True if a sink had the name and was removed or renamed, so that the name is not registered again."""
     renamed_to: str | None = field(default=None, init=False)
-    """The new name of a renamed sink, to be served once the session under the old one has ended."""
+    """The new name of a renamed sink, which this relay does not serve."""
     quota: int = field(default=SHARDS, init=False)
     """The number of shards that are this relay's fair share."""
     relays: int = field(default=1, init=False)
@@ -109,11 +107,6 @@ class SinkLeases:
             await self.wake.wait()
         finally:
             waking.cancel()
-
-    @property
-    def current_name(self) -> str:
-        """The name of the sink in the database, also while the session under a former name ends."""
-        return self.renamed_to or self.sink
 
     @property
     def held(self) -> Mapping[int, Lease]:
@@ -311,18 +304,6 @@ class SinkLeases:
         self.removed = True
         self.stop()
         return True
-
-    def rename(self) -> str | None:
-        """Serve the sink under its new name; return this, or None if there is none.
-
-        To be called between two sessions. The state in the database is that of the next answer.
-        """
-        new, self.renamed_to = self.renamed_to, None
-        if new is not None:
-            self.sink = new
-            self.removed = self.former = False
-            self._held.clear()
-        return new
 
     def reconfigure(self) -> None:
         """Drain every shard, until a session serves the sink with new settings."""

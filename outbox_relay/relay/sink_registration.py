@@ -32,19 +32,10 @@ class SinkRegistration:
         """The place in the log where the sink began, as of that server."""
         self._missing_since = 0.0
         """``time.monotonic()`` of the last look at which the database had the sink."""
-        self._former_names: list[str] = []
 
     def begin_session(self, began: TickResult) -> None:
         """Record that a session begins with the tick ``began``."""
         self.began, self._observations = began, self._leases.observations
-
-    def add_former_name(self, name: str) -> None:
-        """Record that the sink was renamed, and had this name before."""
-        self._former_names.append(name)
-
-    def names_before(self, name: str) -> list[str]:
-        """Return the names that the sink had before ``name``, that in the settings first."""
-        return [each for each in dict.fromkeys((self._leases.configured, *self._former_names)) if each != name]
 
     async def was_taken_back(self) -> bool:
         """Return True if a restore has taken the registration back, so that the sink is to be registered again.
@@ -60,7 +51,7 @@ class SinkRegistration:
             if leases.observations > self._observations:
                 self.seen_in, self._start = began.incarnation, leases.row.start or "now"
             return False
-        if self.seen_in is None or leases.renamed_to is not None or leases.former:
+        if self.seen_in is None or leases.former:
             return False
         server = (await self._ticker.refresh()).incarnation  # the last tick may be older than what is missing
         if server == self.seen_in:
@@ -69,10 +60,6 @@ class SinkRegistration:
             return False
         patience = 2 * self._lease_manager.lease_seconds * leases.superseded
         return time.monotonic() - self._missing_since >= patience
-
-    async def name_in_database(self, names: list[str]) -> str | None:
-        """Return the one of ``names`` that the database has; None if it has none of them."""
-        return await self._lease_manager.former_name(self._leases, names) if names else None
 
     async def register(self, spec: SinkSpec, log: BoundLogger) -> bool:
         """Register the sink. Return False if it is there by now, since another relay has registered it.

@@ -1,7 +1,7 @@
 """The relay of one sink: claim → deliver → settle.
 
 A session ends when its state in memory may be wrong, and the next one starts from the stored positions. When the
-sink gets new settings or a new name, another session follows while rows of a queue are still under way.
+sink gets new settings, another session follows while rows of a queue are still under way.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class SinkRelay:
     _sessions: RunningSessions = field(default_factory=RunningSessions)
 
     def __post_init__(self) -> None:
-        """Take connections as one caller, whatever the sink is renamed to."""
+        """Take connections as one caller."""
         self._caller = sink_caller(self.spec.name) if self.spec.replay is None else REPLAYS
         manager = self.lease_manager
         self.recorder = AttemptRecorder(manager.name, self.log)
@@ -126,7 +126,7 @@ class SinkRelay:
         ``generation`` is already in the database. Until then this relay counts as one with an older configuration, or
         as one that does not serve the sink.
         """
-        newer = replace(spec, name=self.spec.name, start=self.spec.start)
+        newer = replace(spec, start=self.spec.start)
         if self._next is None and sink is None and generation == self.leases.generation and newer == self.spec:
             return
         pending = self._next.sink if self._next else None
@@ -211,7 +211,6 @@ class SinkRelay:
         await self._sessions.close_retired()
         if not self._sessions.uses(self.sink):
             await self.sink.reset()
-        self._adopt_name()
         await self.store.check_session()
         began, session_epoch = await self.ticker.refresh(), self.ticker.session_epoch
         self.registration.begin_session(began)
@@ -225,15 +224,6 @@ class SinkRelay:
         await self._sessions.give_back(self.store, name, relay)
         if not self.spec.queued:
             await self.store.give_rows_back(name, relay)
-
-    def _adopt_name(self) -> None:
-        """Serve the sink under its new name if it was renamed. The epochs of the old one are invalid."""
-        if (name := self.leases.rename()) is not None:
-            self.registration.add_former_name(self.spec.name)
-            self.log.info("sink.new_name", renamed_to=name)
-            self.spec = replace(self.spec, name=name)
-            self.log = self.log.bind(sink=name)
-            self.recorder.use_log(self.log)
 
     async def _claim_deliver_settle(self, session: Session) -> bool:
         """Read the log for the dispatcher, until the relay has stopped, or another session is to follow: return True.
@@ -269,13 +259,11 @@ class SinkRelay:
     async def _follow_loss(self, session: Session, error: SessionReset) -> bool:
         """Return True once another session follows one of a queue that lost a shard. Raise ``error`` if none does.
 
-        The rows under way are not concerned. After a rename, the shards have gone to the new name.
+        The rows under way are not concerned.
         """
         parked, may_follow = session.parked, self._sessions.may_follow
         if not (self.spec.queued and is_loss(error)):
             raise error
-        with suppress(StatementFailed, DatabaseUnusable):
-            await self.lease_manager.refresh()
         if not may_follow(parked.under_way, queued=True):
             self.log.warning("config.waits", requests=session.limiter.taken)
         while not (may_follow(parked.under_way, queued=True) or self.stopping.is_set()):
@@ -300,21 +288,17 @@ class SinkRelay:
         return True
 
     def _adopt_reload(self, parked: ParkedDeliveries) -> bool:
-        """Adopt new settings, or the new name of the sink, with another session; return True if it follows this one."""
+        """Adopt new settings with another session; return True if it follows this one."""
         following = self._next
-        if following is None and self.leases.renamed_to is None:
+        if following is None or not self._may_follow(parked, following.spec):
             return False
-        if not self._may_follow(parked, following.spec if following else self.spec):
-            return False
-        if following is not None:
-            self._next = None
-            self.spec = replace(following.spec, name=self.spec.name)
-            if following.sink is not None:
-                self._sessions.retire(self.sink)
-                self.sink = following.sink
-            self.leases.serve(following.generation, self.spec.routes)
-        renamed = self.leases.renamed_to is not None
-        return self._follow(parked, Reloaded("the sink was renamed" if renamed else "the configuration was reloaded"))
+        self._next = None
+        self.spec = following.spec
+        if following.sink is not None:
+            self._sessions.retire(self.sink)
+            self.sink = following.sink
+        self.leases.serve(following.generation, self.spec.routes)
+        return self._follow(parked, Reloaded("the configuration was reloaded"))
 
     def _tell_wait(self, session: Session) -> None:
         """Log once that new settings, or events, wait for requests in flight.
@@ -331,10 +315,7 @@ class SinkRelay:
             self.log.warning("config.waits", requests=requests)
 
     async def _register_again(self, parked: ParkedDeliveries) -> bool:
-        """Register the sink again if a restore has taken its registration back; return True if a session follows.
-
-        Names that it got later are gone.
-        """
+        """Register the sink again if a restore has taken its registration back; return True if a session follows."""
         registration, leases = self.registration, self.leases
         if self.spec.replay is not None or not await registration.was_taken_back():
             return False
@@ -344,18 +325,11 @@ class SinkRelay:
             or (self.spec.queued and not self._may_follow(parked, self.spec))
         ):
             return False
-        earlier = registration.names_before(self.spec.name)
-        present = await registration.name_in_database(earlier)
-        if earlier:
-            leases.remove(renamed_to=present or leases.configured)
-            self._adopt_name()
-        if present is not None:
-            return self._follow(parked, Reloaded("the rename of the sink was taken back"))
-        if await registration.register(self.spec, self.log):
-            if self._next is not None:  # meanwhile
-                leases.reconfigure()
-            return self._follow(parked, Reloaded("the sink was registered again"))
-        return bool(earlier) and self._follow(parked, Reloaded("the sink has its name in the settings again"))
+        if not await registration.register(self.spec, self.log):
+            return False
+        if self._next is not None:  # meanwhile
+            leases.reconfigure()
+        return self._follow(parked, Reloaded("the sink was registered again"))
 
     async def _serve_again(self, parked: ParkedDeliveries) -> bool:
         """Take a superseded sink back, once its routes match or its relays are gone; True if a session follows."""

@@ -11,7 +11,7 @@ from outbox_relay.postgres.listener import WRONG_DATABASE, dsn_identity
 from outbox_relay.postgres.shard_statements import missing_positions
 from outbox_relay.postgres.store import Store
 from outbox_relay.service.build import build_archiver, build_sink, build_store, wakeup_dsn
-from outbox_relay.service.check_names import changed_names, removed_names
+from outbox_relay.service.check_names import former_names, new_names
 from outbox_relay.service.own_addresses import OwnAddresses
 from outbox_relay.service.webhooks import Webhooks
 from outbox_relay.settings import KafkaSettings, Settings
@@ -119,8 +119,8 @@ async def _check_database(settings: Settings, findings: Findings) -> int | None:
         findings.problems.extend(missing_positions(sink, shards) for sink, shards in missing.items())
         known, former = await store.named("sink_names", {}), await store.former_sinks(settings.sinks)
         names = {row.name for row in known}
-        findings.problems.extend(removed_names(settings, names, former))
-        findings.warnings.extend(changed_names(settings, names, former))
+        findings.problems.extend(former_names(settings, names, former))
+        findings.warnings.extend(new_names(settings, names, former))
         hidden = [row.name for row in await store.named("row_security", {}) if row.hidden]
         findings.problems.extend(f"database: table outbox.{table}: {HIDDEN}" for table in hidden)
         foreign = await store.named("foreign_privileges", {})

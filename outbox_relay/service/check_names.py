@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from outbox_relay.settings import Settings
 
 
-def removed_names(settings: Settings, known: Collection[str], former: Mapping[str, str | None]) -> Iterator[str]:
+def former_names(settings: Settings, known: Collection[str], former: Mapping[str, str | None]) -> Iterator[str]:
     """Yield a problem for each sink of the settings that a relay would not serve.
 
     ``known`` are the sinks in the database, and ``former`` the names that sinks had, with their new names.
@@ -15,24 +15,19 @@ def removed_names(settings: Settings, known: Collection[str], former: Mapping[st
     for name in settings.sinks:
         if name in known or name not in former:
             continue
-        new = former[name]
+        new, fix = former[name], f"run outbox-relay sinks remove {name} --forget"
         if new is None:
-            fix = f"take it out, or run outbox-relay sinks remove {name} --forget"
-            yield settings.at(("sinks", name), f"this sink was removed from the database: {fix}")
-        elif new in settings.sinks:
-            yield settings.at(("sinks", name), f"this sink is now called {new}, which is configured too: take it out")
+            said = f"this sink was removed from the database: take it out, or {fix}"
+        else:
+            said = f"this sink is now called {new} in the database: rename it here, too, or, for another sink, {fix}"
+        yield settings.at(("sinks", name), said)
 
 
-def changed_names(settings: Settings, known: Collection[str], former: Mapping[str, str | None]) -> Iterator[str]:
-    """Yield a warning for each sink of the settings that has another name in the database, or may have had one."""
+def new_names(settings: Settings, known: Collection[str], former: Mapping[str, str | None]) -> Iterator[str]:
+    """Yield a warning for each new sink of the settings that may have another name in the database."""
     orphans = sorted(set(known) - set(settings.sinks) - set(former.values()))
     for name in settings.sinks:
-        if name in known:
-            continue
-        new = former.get(name)
-        if new is not None and new not in settings.sinks:
-            yield settings.at(("sinks", name), f"this sink is now called {new} in the database: rename it here, too")
-        elif name not in former and orphans:
+        if name not in known and name not in former and orphans:
             begins = "at the beginning of the log" if settings.sinks[name].start == "beginning" else "now"
             yield settings.at(
                 ("sinks", name),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
 
 from structlog.stdlib import BoundLogger
 
@@ -16,7 +15,7 @@ from outbox_relay.relay.ticker import Ticker
 from outbox_relay.service.tracing import Trace, untraced
 from outbox_relay.sinks import Sink
 
-REMOVED = "was removed from the database; restart the relay to begin it again, or take it out of the file"
+REMOVED = "was removed from the database, or renamed there: /readyz says what to do"
 """Reason for applying no setting of a sink that is missing from the database."""
 
 
@@ -72,10 +71,8 @@ class SinkRelays(Mapping[str, SinkRelay]):
 
         Raises ``DatabaseUnavailable``, ``StatementFailed``, ``SessionReset`` or ``DatabaseUnusable``.
         """
-        names = await self._current_names(self._specs)
-        specs = {name: replace(spec, name=names[name]) for name, spec in self._specs.items()}
-        generations = await self._register(specs.values())
-        self._relays = {name: self._relay(name, spec, generations[spec.name]) for name, spec in specs.items()}
+        generations = await self._register(self._specs.values())
+        self._relays = {name: self._relay(spec, generations[name]) for name, spec in self._specs.items()}
 
     async def reload(self, specs: Mapping[str, SinkSpec], remade: Mapping[str, Sink]) -> list[str]:
         """Register the routes of ``specs`` and give them, and the sinks that were made again, to the relays.
@@ -84,30 +81,15 @@ class SinkRelays(Mapping[str, SinkRelay]):
 
         Raises as ``register``. The database may then have the routes; repeat the call.
         """
-        names = await self._current_names(specs)
-        known = {row.name for row in await self._store.sinks(names.values())}
-        wanted = [replace(spec, name=names[name]) for name, spec in specs.items() if names[name] in known]
+        known = {row.name for row in await self._store.sinks(specs)}
+        wanted = [spec for name, spec in specs.items() if name in known]
         generations = await self._register(wanted) if wanted else {}
-        missing = sorted(name for name in specs if not generations.get(names[name]))
+        missing = sorted(name for name in specs if not generations.get(name))
         for name, relay in self._relays.items():
             if name not in missing:
                 sink = self._trace(name, remade[name]) if name in remade else None
-                relay.reload(specs[name], generations[names[name]], sink)
+                relay.reload(specs[name], generations[name], sink)
         return missing
-
-    async def _current_names(self, names: Collection[str]) -> dict[str, str]:
-        """Return the names of sinks in the database by their names in the settings.
-
-        A former name leads to the new one, unless another of ``names`` is or leads to that.
-        """
-        former = await self._store.former_sinks(names)
-        current: dict[str, str] = {}
-        for name in names:
-            new = former.get(name)
-            current[name] = name if new is None or new in names or new in current.values() else new
-            if current[name] != name:
-                self._log.warning("sink.renamed", sink=name, renamed_to=new)
-        return current
 
     async def stop(self) -> None:
         """Claim no more shards and let every relay drain those that it owns."""
@@ -126,14 +108,14 @@ class SinkRelays(Mapping[str, SinkRelay]):
         await self._store.state_limits(served, result.incarnation)
         return generations
 
-    def _relay(self, name: str, spec: SinkSpec, generation: int) -> SinkRelay:
+    def _relay(self, spec: SinkSpec, generation: int) -> SinkRelay:
         return SinkRelay(
             spec,
-            self._trace(name, self._sinks[name]),
+            self._trace(spec.name, self._sinks[spec.name]),
             self._store,
             self._ticker,
             self._lease_manager,
-            self._lease_manager.add(spec.name, generation, name, spec.limits, spec.routes),
+            self._lease_manager.add(spec.name, generation, spec.limits, spec.routes),
             self._log.bind(sink=spec.name),
             self._stopping,
         )

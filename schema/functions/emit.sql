@@ -238,3 +238,5 @@ return not (pg_try_advisory_lock_shared(1869967971, 1) and pg_advisory_unlock_sh
 create or replace function outbox.event_index(place bigint) returns text
 language sql volatile
 return set_config('outbox.event_index', coalesce(place::text, ''), true);
+comment on function outbox.event_index is
+    'Say which event of many is emitted next, for the message of an error: for drivers that emit many with one statement.';

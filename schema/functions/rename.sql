@@ -1,26 +1,23 @@
--- Give a sink another name, with its rows, marks, shards and positions, and let the old name lead to it. Returns how many
--- rows were moved. All rows move in one transaction, so no row is ever under another name than its sink, and a rename that
--- fails changes nothing. With more than 10,000 rows this takes seconds, for which relays would wait behind the locks of the
--- rows: such a sink is renamed only while it is paused and no relay holds one of its shards. With more than 100,000 it is
--- refused.
+-- Give a sink that no relay serves another name, and return the number of its rows. The old name is refused from then on, and
+-- the refusal names the new one. All of it is one transaction: a rename that fails changes nothing.
 --
--- Most rows are moved before any lock that other sinks wait for; those that settlements have written meanwhile after it.
--- The shards keep their owners, at epochs above all that were given out before: nothing that is still written under the
--- old name, or was left under the new one, counts. An owner that knows redirects takes its shards back under the new name
--- as soon as it has stopped under the old one; no other relay delivers before. Positions are written again, at those epochs.
+-- No relay can claim a shard while this holds all of them. The locks come in this order: replays, whose dead letters may be on
+-- their way to the sink; shards, for which this waits for settlements that have passed their fence; rows; sinks, for which other
+-- sinks wait. The shards get epochs above all that were given out before: no position counts that a relay writes under either
+-- name, though its leases have ended.
 create or replace function outbox.rename_sink(sink_name text, new_name text, actor text, reason text) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '3s'
 as $$
 declare
-    most_served constant integer := 10000;
-    most_rows constant integer := 100000;
-    present bigint;
-    moved bigint := 0;
+    most_rows constant integer := 1000000;
+    part text;
+    relays text;
+    moved bigint;
     fence bigint;
     known outbox.former_sink;
-    named_since constant timestamptz := (select k.named_at from outbox.sink k where k.name = sink_name);
+    named_since timestamptz;
 begin
     perform outbox_internal.end_when_idle();
     perform outbox_internal.require_read_committed('outbox.rename_sink');
@@ -28,34 +25,43 @@ begin
     if new_name = sink_name then
         raise exception using errcode = 'invalid_parameter_value', message = 'the new name equals the current name';
     end if;
+    update outbox.replay r
+       set sink = case when r.sink = sink_name then new_name else r.sink end,
+           target = case when r.target = sink_name then new_name else r.target end
+     where sink_name in (r.sink, r.target);
+    perform from outbox.shard s where s.sink = sink_name order by s.shard for update;
+    select string_agg(n.name, ', ' order by n.name) into relays
+      from (
+        select r.name from outbox.relay r
+         where sink_name = any (r.sinks) and r.seen_at > clock_timestamp() - interval '30 seconds'
+        union
+        select coalesce(r.name, s.owner::text)
+          from outbox.shard s
+          left join outbox.relay r on r.id = s.owner
+         where s.sink = sink_name and s.owner is not null and s.lease_until > clock_timestamp()
+      ) n;
+    if relays is not null then
+        raise exception using errcode = 'invalid_parameter_value',
+            message = format('sink %s is served by %s: stop these relays, or take the sink out of their files; then rename it, '
+                             'and start them with the new name', quote_literal(sink_name), relays);
+    end if;
+    if (select count(*) from (select from outbox.delivery d where d.sink = sink_name limit most_rows + 1) r) > most_rows then
+        raise exception using errcode = 'invalid_parameter_value',
+            message = format('sink %s has more than %s rows, which are too many to rename at once: have them delivered, '
+                             'or discard some, first', quote_literal(sink_name), most_rows);
+    end if;
     if exists (select from outbox.sink k where k.name = sink_name)
        and not exists (select from outbox.sink k where k.name = new_name) then
-        select count(*) into present
-          from (
-            (select from outbox.delivery d where d.sink = sink_name and d.state = 'dead' limit most_rows + 1)
-            union all
-            (select from outbox.delivery d where d.sink = sink_name and d.state = 'waiting' limit most_rows + 1)
-            union all
-            (select from outbox.delivery d where d.sink = sink_name and d.state = 'held' limit most_rows + 1)
-          ) r;
-        if present > most_rows then
-            raise exception using errcode = 'invalid_parameter_value',
-                message = format('sink %s has more than %s rows, which are too many to rename at once: have them delivered, '
-                                 'or discard some, first', quote_literal(sink_name), most_rows);
-        elsif present > most_served and (
-            exists (select from outbox.sink k where k.name = sink_name and not k.paused)
-            or exists (select from outbox.shard s
-                        where s.sink = sink_name and s.owner is not null and s.lease_until > clock_timestamp())) then
-            raise exception using errcode = 'object_in_use',
-                message = format('sink %s has more than %s rows, and relays serve it: pause it, and rename it once no relay '
-                                 'holds a shard of it', quote_literal(sink_name), most_served);
-        end if;
-        perform outbox_internal.delete_rows(new_name);
+        delete from outbox.delivery d where d.sink = new_name;
         delete from outbox.discarded m where m.sink = new_name;
-        moved := outbox_internal.move_rows(sink_name, new_name);
+        update outbox.delivery d set sink = new_name where d.sink = sink_name;
+        get diagnostics moved = row_count;
+        -- After the rows: who discards one holds it locked until the mark is committed.
+        update outbox.discarded m set sink = new_name where m.sink = sink_name;
     end if;
     lock table outbox.sink in share row exclusive mode;
-    if not exists (select from outbox.sink k where k.name = sink_name) then
+    select k.named_at into named_since from outbox.sink k where k.name = sink_name;
+    if not found then
         perform outbox_internal.require_sink(sink_name);
     end if;
     if exists (select from outbox.sink k where k.name = new_name) then
@@ -68,28 +74,22 @@ begin
             message = format('%s is a former name of sink %s: run outbox-relay sinks remove %s --forget first',
                              quote_literal(new_name), quote_literal(known.renamed_to), new_name);
     end if;
-    perform from outbox.shard s where s.sink = sink_name order by s.shard for update;
     fence := outbox_internal.raise_config() << 32;
-    delete from outbox.sink_route r where r.sink = new_name;
-    update outbox.sink_route r set sink = new_name where r.sink = sink_name;
-    insert into outbox.sink
-    select (jsonb_populate_record(k, jsonb_build_object('name', new_name, 'named_at',
-                case when known.renamed_to = sink_name then known.named_at
-                     else (select n.at from outbox.name_end n where n.name = new_name) end))).*
-      from outbox.sink k where k.name = sink_name;
-    update outbox.shard s set sink = new_name, epoch = greatest(s.epoch + 1, fence) where s.sink = sink_name;
-    -- Before the last rows are moved: it waits for a session that gives dead letters of a replay to the old name.
-    perform outbox_internal.follow_rename(sink_name, new_name);
-    delete from outbox.progress p where p.sink = new_name;
+    update outbox.sink k
+       set name = new_name, named_at = case when known.renamed_to = sink_name then known.named_at else clock_timestamp() end
+     where k.name = sink_name;
+    foreach part in array array['shard', 'progress', 'sink_route', 'notice', 'history'] loop
+        -- What was written for an earlier sink of the new name goes first.
+        execute format('delete from outbox.%I t where t.sink = $1', part) using new_name;
+        execute format('update outbox.%I t set sink = $2 where t.sink = $1', part) using sink_name, new_name;
+    end loop;
     insert into outbox.progress (sink, shards, epochs, a_seq, a_snapshot, a_next, b_seq, b_snapshot, b_next, last_id)
-    select new_name, array_agg(p.shard order by p.shard), array_agg(s.epoch order by p.shard),
+    select new_name, array_agg(p.shard order by p.shard), array_agg(greatest(p.epoch + 1, fence) order by p.shard),
            p.a_seq, p.a_snapshot::text::pg_snapshot, p.a_next, p.b_seq, p.b_snapshot::text::pg_snapshot, p.b_next, p.last_id
       from outbox.standing p
-      join outbox.shard s on s.sink = new_name and s.shard = p.shard
-     where p.sink = sink_name
+     where p.sink = new_name
      group by p.a_seq, p.a_snapshot::text, p.a_next, p.b_seq, p.b_snapshot::text, p.b_next, p.last_id;
-    moved := moved + outbox_internal.move_rows(sink_name, new_name);
-    delete from outbox.sink k where k.name = sink_name;
+    update outbox.shard s set owner = null, epoch = greatest(s.epoch + 1, fence) where s.sink = new_name;
     delete from outbox.former_sink f where f.name = new_name;
     update outbox.former_sink f set renamed_to = new_name where f.renamed_to = sink_name;
     insert into outbox.former_sink (name, actor, renamed_to, named_at) values (sink_name, actor, new_name, named_since)
@@ -104,52 +104,12 @@ comment on function outbox.rename_sink is
     'Give a sink another name, with its positions and deliveries, and return the number of deliveries that were moved. '
     'Recorded in outbox.audit.';
 
--- Move replays, the times of notices and the history from a sink to its new name.
-create or replace function outbox_internal.follow_rename(old_name text, new_name text) returns void
-language sql volatile
-set search_path = pg_catalog, pg_temp
-as $$
-    update outbox.replay r
-       set sink = case when r.sink = old_name then new_name else r.sink end,
-           target = case when r.target = old_name then new_name else r.target end
-     where old_name in (r.sink, r.target);
-    delete from outbox.notice n where n.sink = new_name;
-    update outbox.notice n set sink = new_name where n.sink = old_name;
-    select outbox_internal.move_history(old_name, new_name);
-$$;
-
--- Move the rows and marks of a sink to another name, and return how many rows there were. Rows are locked in no order, so
--- that is tried again.
-create or replace function outbox_internal.move_rows(sink_name text, new_name text) returns bigint
-language plpgsql volatile
-set search_path = pg_catalog, pg_temp
-as $$
-declare
-    tries constant integer := 5;
-    moved bigint;
-begin
-    for attempt in 1..tries loop
-        begin
-            update outbox.delivery d set sink = new_name where d.sink = sink_name;
-            get diagnostics moved = row_count;
-            exit;
-        exception when deadlock_detected then
-            if attempt = tries then
-                raise;
-            end if;
-        end;
-    end loop;
-    -- After the rows: who discards one holds it locked until the mark is committed.
-    update outbox.discarded m set sink = new_name where m.sink = sink_name;
-    return moved;
-end
-$$;
 
 -- Give up to `most` dead letters of a replay to its target, and return how many there were: only those that the replay's
 -- position has passed, so that none is read again, and the target's, which would take such a row for one of its own first
 -- delivery. Where the target has a row of the event, that one stays. They take part in no order: no live event waits
 -- behind them.
--- As in version 8. Each dead letter leaves an exception.
+-- Each dead letter leaves an exception.
 create or replace function outbox_internal.move_dead(r outbox.replay, most integer) returns integer
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -185,25 +145,4 @@ begin
         on conflict do nothing;
     return cardinality(dead);
 end
-$$;
-
--- Gives the minutes of one name to another, which may have some of its own.
-create or replace function outbox_internal.move_history(old_name text, new_name text) returns void
-language sql volatile
-set search_path = pg_catalog, pg_temp
-as $$
-    with moved as (
-        delete from outbox.history h where h.sink = old_name returning h.*
-    )
-    insert into outbox.history as h
-    select (jsonb_populate_record(null::outbox.history, to_jsonb(m) || jsonb_build_object('sink', new_name))).*
-      from moved m order by m.at
-        on conflict (sink, at) do update
-       set delivered = h.delivered + excluded.delivered, failed = h.failed + excluded.failed,
-           dead = h.dead + excluded.dead,
-           end_to_end_p50 = greatest(h.end_to_end_p50, excluded.end_to_end_p50),
-           end_to_end_p99 = greatest(h.end_to_end_p99, excluded.end_to_end_p99),
-           claim_p99 = greatest(h.claim_p99, excluded.claim_p99),
-           settle_p99 = greatest(h.settle_p99, excluded.settle_p99),
-           busy_ms = coalesce(h.busy_ms, 0) + coalesce(excluded.busy_ms, 0)
 $$;

@@ -56,9 +56,8 @@ begin
             delete from outbox.shard s where s.sink = sink.name;
             counter := outbox_internal.raise_config();
             select * into rebased from outbox.meta m;
-            insert into outbox.sink (name, patterns, generation, start, named_at, claim)
-            values (sink.name, sink.patterns, counter, case when beginning then 'beginning' else 'now' end,
-                    (select n.at from outbox.name_end n where n.name = sink.name), sink.claim);
+            insert into outbox.sink (name, patterns, generation, start, claim)
+            values (sink.name, sink.patterns, counter, case when beginning then 'beginning' else 'now' end, sink.claim);
             insert into outbox.shard (sink, shard, epoch)
             select sink.name, n, counter << 32 from generate_series(0, 63) n;
             insert into outbox.progress (
@@ -115,7 +114,7 @@ end
 $$;
 
 -- Delete what belongs to a sink that is deleted: another sink of its name would take it for its own. Replays to it are
--- cancelled. A sink that is renamed has moved its own before.
+-- cancelled.
 --
 -- Replays come first: that waits for a session that gives dead letters to the sink, which are then deleted. Shards come
 -- before rows, locked in the order in which relays lock them: that waits for settlements that have passed their fence, and
@@ -147,8 +146,6 @@ begin
     delete from outbox.notice n where n.sink = any (names);
     delete from outbox.history h where h.sink = any (names);
     delete from outbox.sink_route o where o.sink = any (names);
-    insert into outbox.name_end (name) select n.name from unnest(names) n (name)
-        on conflict (name) do update set at = excluded.at;
     return null;
 end
 $$;
@@ -180,9 +177,7 @@ as $$
       from outbox.relay r
      where r.seen_at > clock_timestamp() - least(greatest(coalesce(seconds, 30), 0), 86400) * interval '1 second'
        and (sink_name = any (r.sinks)
-            or r.config ? format('sinks.%s.type', sink_name)
-            or exists (select from outbox.former_sink f
-                        where f.renamed_to = sink_name and r.config ? format('sinks.%s.type', f.name)))
+            or r.config ? format('sinks.%s.type', sink_name))
      order by r.name
 $$;
 
@@ -334,7 +329,7 @@ $$;
 -- sink that is removed already, `forget` forgets the name.
 --
 -- A sink with more than `most` rows is paused, loses as many of them, and is removed by a later call: each call is
--- short. Former names of the sink do not lead anywhere any more: they count as removed.
+-- short. Former names of the sink count as removed, too.
 create or replace function outbox.drop_sink(
     sink_name text, forget boolean, most integer, actor text, reason text, audit_id bigint default null,
     out removed boolean, out forgotten boolean, out deliveries bigint, out audit bigint

@@ -12,7 +12,7 @@ create table outbox.sink (
     last_error_at timestamptz,
     created_at timestamptz not null default clock_timestamp(),
     last_error_mended_at timestamptz,
-    named_at timestamptz,
+    named_at timestamptz not null default clock_timestamp(),
     home bigint,
     probes bigint not null default 0,
     claim text not null default 'log' check (claim in ('log', 'rows')),
@@ -26,7 +26,7 @@ comment on table outbox.sink is
 comment on column outbox.sink.last_error_mended_at is
     'When a relay found the last error to be over; older than last_error_at if an error came since.';
 comment on column outbox.sink.named_at is
-    'When another sink had this name for the last time: attempts that were recorded before are of that one. Null: none had it.';
+    'Since when the sink has its name: attempts that were recorded under it before are of another sink.';
 comment on column outbox.sink.home is
     'The cluster that the positions of this sink belong to: see outbox_internal.elsewhere. Null where the server does not tell it.';
 comment on column outbox.sink.probes is
@@ -44,9 +44,8 @@ comment on column outbox.sink.ledger_start is
 -- No statistics are kept of what erase removes.
 alter table outbox.sink alter paused_reason set statistics 0, alter last_error set statistics 0;
 
--- A sink that was removed is not registered again by a relay that still has it in its file. A sink that was renamed is
--- served under its new name: `renamed_to` is always a sink that exists, never another former name. A sink of a name wins
--- over a former one.
+-- A relay that still has the name of a removed or renamed sink in its file does not register it again. `renamed_to` is always
+-- a sink that exists, never another former name; null: the sink was removed.
 create table outbox.former_sink (
     name text collate "C" primary key,
     removed_at timestamptz not null default clock_timestamp(),
@@ -59,16 +58,7 @@ create table outbox.former_sink (
 comment on table outbox.former_sink is
     'Names of sinks that were removed or renamed.';
 comment on column outbox.former_sink.named_at is
-    'As in outbox.sink, of the sink to which the name leads.';
-create index former_sink_renamed_to on outbox.former_sink (renamed_to);
-
--- The time at which a name was last that of a sink.
-create table outbox.name_end (
-    name text collate "C" primary key,
-    at timestamptz not null default clock_timestamp()
-);
-comment on table outbox.name_end is
-    'The time at which a name was last that of a sink.';
+    'As in outbox.sink, of the sink that was renamed.';
 
 -- The routes of each sink and where its shards stood when they began: a row for each registration that changed them (`start`,
 -- `routes`) and each `rebase`, and two for a seek (`end`, where the shards stood before, and `seek`). By it `why` judges events

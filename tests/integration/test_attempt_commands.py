@@ -16,6 +16,7 @@ from tests.support import books as owned
 from tests.support.command import Ended, inside
 from tests.support.database import Database
 from tests.support.ledger import Ledger
+from tests.support.sink_actions import lapse
 
 books = owned.books
 
@@ -93,6 +94,7 @@ async def test_attempts_outlast_the_log(books: Ledger) -> None:
 
 async def test_why_tells_when_an_event_was_delivered_and_what_came_before(books: Ledger) -> None:
     await books.register(("t", ["*"], "beginning"))
+    books.do("update outbox.sink set named_at = named_at - interval '1 hour'")  # the attempts lie in the past
     [event] = books.emit("k")
     uid = books.uid(event)
     for sink in ("s", "t"):
@@ -128,6 +130,7 @@ async def test_attempts_of_a_sink_that_was_renamed_count_for_its_new_name(books:
     uid, now = books.uid(event), asyncio.get_running_loop().time()
     records = [AttemptRecord(event, uid, 1, "failed", now)]
     await books.store.settle("s", books.relay, {}, [], {}, records=records, relay="here")
+    lapse(books.database)
     books.do("select outbox.rename_sink('s', 't', 'tester', null)")
     sinks = (await admin.why(books.store, UUID(uid)))["sinks"]
     assert [each["number"] for each in sinks["t"]["attempts_recorded"]] == [1]

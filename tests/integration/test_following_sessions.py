@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -13,14 +12,12 @@ from structlog.testing import capture_logs
 from outbox_relay.domain.errors import StatementFailed
 from outbox_relay.domain.event import SHARDS, StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Verdict
-from outbox_relay.relay.queue_claims import RowsInHand
 from outbox_relay.relay.sink_relay import SinkRelay
 from tests.support.database import Database, end_connections, query
 from tests.support.deliveries import delivered, emit, has, ids
 from tests.support.ledger import ledger
 from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import LOST, running, spec
-from tests.support.sink_actions import rename
 from tests.support.wait import becomes
 
 LEASE = 3.0
@@ -167,45 +164,6 @@ async def test_fewer_slots_count_the_requests_of_before(database: Database) -> N
         assert jobs.most == 1
 
 
-async def test_a_renamed_queue_starts_other_events_beside_a_long_job(database: Database) -> None:
-    jobs = Jobs()
-    sink = ClosingSink(jobs)
-    async with running(
-        database.dsn, (replace(QUEUE, name="old"), sink), lease_seconds=LEASE, expects={"lease_lost"}
-    ) as harness:
-        long = await begin_long(database, jobs)
-        await asyncio.to_thread(rename, database, "old", "new")
-        short = emit(database, ["a", "b"])
-        await delivered(sink, short)
-        assert harness.relays[0].spec.name == "new"
-        jobs.end.set()
-        await has(database, ALL_SETTLED)
-        assert sorted(sink.attempts) == [long, *short]
-        assert harness.relays[0].measures.row_leases_lost == 0
-
-
-async def test_a_queue_that_is_renamed_while_events_come_cuts_no_job(database: Database) -> None:
-    """Its rows cannot be made under the former name. Goes red when the session ends before it knows the new one."""
-    jobs = Jobs()
-    sink = ClosingSink(jobs)
-    async with running(
-        database.dsn, (replace(QUEUE, name="n0"), sink), lease_seconds=LEASE, expects={"reload", "lease_lost"}
-    ) as harness:
-        [relay] = harness.relays
-        await begin_long(database, jobs)
-        await harness.owns_all()
-        short = list[int]()
-        for number in range(3):
-            await asyncio.to_thread(rename, database, f"n{number}", f"n{number + 1}")
-            short += emit(database, ["a"])
-            await delivered(sink, short)
-            await becomes(lambda: relay.spec.name == f"n{number + 1}", "the name is known")  # noqa: B023
-        jobs.end.set()
-        await has(database, ALL_SETTLED)
-        assert jobs.began == ["long", "a", "a", "a"]
-        assert relay.measures.row_leases_lost == 0
-
-
 async def test_a_second_reload_cuts_no_job_of_the_first_session(database: Database) -> None:
     """The second session has nothing under way. Goes red when it ends by an error, which ends them all."""
     jobs = Jobs()
@@ -305,30 +263,6 @@ async def test_a_lost_shard_cuts_no_job(database: Database) -> None:
         assert jobs.began == ["long", "a"]
 
 
-async def test_a_rename_that_takes_long_cuts_no_job(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The settler waits behind a window that finds no shard. Goes red when it ends the session before the loop does."""
-    monkeypatch.setattr("outbox_relay.relay.settler.FORWARD_SECONDS", 0.1)
-    jobs = Jobs()
-    sink = ClosingSink(jobs)
-    queue = replace(QUEUE, name="old")
-    async with running(database.dsn, (queue, sink), lease_seconds=15.0, expects={"reload", "lease_lost"}) as harness:
-        [relay] = harness.relays
-        await begin_long(database, jobs)
-        await harness.owns_all()
-        with database.connect() as renaming:
-            renaming.execute("select outbox.rename_sink('old', 'new', 'tester', 'why not')")
-            short = emit(database, ["a"])
-            assert relay.session is not None
-            turn: Any = vars(relay.session.settler)["_one_at_a_time"]  # nothing else tells who waits for it
-            await becomes(lambda: bool(turn._waiters), "the settler waits behind the window")
-            renaming.commit()
-        await delivered(sink, short)
-        await becomes(lambda: relay.spec.name == "new", "the name is known")
-        jobs.end.set()
-        await has(database, ALL_SETTLED)
-        assert jobs.began == ["long", "a"]
-
-
 async def test_a_loss_at_the_bound_of_sessions_waits(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Goes red when it ends all of them, with their jobs."""
     monkeypatch.setattr("outbox_relay.relay.running_sessions.MOST_SESSIONS", 2)
@@ -402,23 +336,6 @@ async def test_a_relay_that_must_stop_gives_the_rows_of_every_session_back(datab
         assert first.was_reset
         assert second.was_reset
         assert query(database, "select lease, claims from outbox.delivery") == [(None, 0)] * 2
-        jobs.end.set()
-
-
-@pytest.mark.parametrize("answered", [True, False], ids=["claimed", "without an answer"])
-async def test_rows_of_a_renamed_queue_go_back_before_the_relay_knows_it(database: Database, answered: bool) -> None:
-    """Goes red when they are looked for under the former name only: they would wait for the end of their leases."""
-    jobs = Jobs()
-    queue = replace(QUEUE, name="old")
-    async with running(database.dsn, (queue, ClosingSink(jobs)), lease_seconds=LEASE) as harness:
-        await begin_long(database, jobs)
-        [(row, lease)] = query(database, "select id, lease from outbox.delivery")
-        await asyncio.to_thread(rename, database, "old", "new")
-        harness.tasks[2].cancel()
-        await asyncio.wait([harness.tasks[2]])
-        left = RowsInHand({row: lease}, []) if answered else RowsInHand({}, [lease])
-        await left.give_back(harness.store, "old", harness.relay)
-        assert query(database, "select sink, lease, claims from outbox.delivery") == [("new", None, 0)]
         jobs.end.set()
 
 

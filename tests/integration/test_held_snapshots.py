@@ -13,6 +13,7 @@ from outbox_relay.domain.window import Position
 from outbox_relay.postgres.database import statements
 from tests.support.database import Database, query
 from tests.support.ledger import Ledger, ledger
+from tests.support.sink_actions import lapse
 from tests.support.wait import auntil
 
 SINK = "s"
@@ -235,6 +236,7 @@ async def test_a_renamed_sink_keeps_its_positions(owner: Ledger) -> None:
     await advance(owner, 3)
     owner.query(ANY_SIZE)
     before = owner.query("select shard, a_seq, last_id from outbox.standing order by shard")
+    lapse(owner.database)
     owner.query("select outbox.rename_sink('s', 'other', null, null)")
     after = "select shard, a_seq, last_id from outbox.standing where sink = 'other' order by shard"
     assert owner.query(after) == before

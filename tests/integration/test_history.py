@@ -147,12 +147,6 @@ async def test_history_follows_a_renamed_sink_and_goes_with_a_removed_one(databa
     assert [row[:4] for row in rows(database)] == [("new", 1, 2, 3)]
 
 
-async def test_minutes_that_two_names_have_in_common_are_added_up(database: Database) -> None:
-    query(database, COMMON)
-    query(database, "select outbox_internal.move_history('a', 'b')")
-    assert [row[:5] for row in rows(database)] == [("b", 4, 0, 0, 5)]
-
-
 async def test_minutes_are_kept_for_two_days_and_removed_in_steps(database: Database) -> None:
     insert = (
         "insert into outbox.history (sink, at) select '', now() - n * interval '1 hour' from generate_series(1, 60) n"

@@ -121,7 +121,7 @@ async def test_an_event_that_is_erased_between_read_and_settlement_becomes_no_ro
 
 
 def test_a_rename_waits_for_dead_letters_that_are_being_moved(database: Database) -> None:
-    """Goes red when outbox_internal.follow_rename comes after the last rows are moved: these would be deleted."""
+    """Goes red when rows are moved before the replay is locked: these would stay under the old name."""
     register(database, "s")
     call(database, "select outbox.emit('t', '1')")
     start(database, to="s", since="PT1H")

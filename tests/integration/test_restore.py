@@ -20,7 +20,7 @@ from tests.support.memory_sink import MemorySink
 from tests.support.pgbouncer import PgBouncer
 from tests.support.postgres import PostgresServer
 from tests.support.relay_harness import LOST, CountingStore, running, spec
-from tests.support.sink_actions import register, rename
+from tests.support.sink_actions import register
 from tests.support.wait import auntil, becomes, until
 
 AHEAD = 3000
@@ -436,25 +436,6 @@ async def test_sinks_are_registered_again_behind_a_pooler_that_leads_to_an_earli
     assert {name: [event.uid for event in sink.delivered] for name, sink in sinks.items()} == dict.fromkeys(
         sinks, before + after
     )
-
-
-async def test_a_rename_that_a_restore_takes_back_is_taken_back_by_relays_too() -> None:
-    """Goes red when the new name is registered: no relay would serve the old one, whose positions are right."""
-    with PostgresServer() as server, shop(server) as database:
-        sink = MemorySink()
-        async with running(database.dsn, (spec("old"), sink), expects=EXPECTED) as harness:
-            await harness.owns_all()
-            await has_arrived(sink, before := emit(database))
-            done = "select from outbox_internal.backlog('old', null, 1000, 5.0) where events = 0"
-            await becomes(lambda: database.run(done), "the positions are written")
-            with backed_up(server) as restore:
-                await asyncio.to_thread(rename, database, "old", "new")
-                await becomes(lambda: harness.relays[0].spec.name == "new", "the relay serves the new name")
-                database.close()
-                await asyncio.to_thread(restore)
-                await has_arrived(sink, after := emit(database))
-        assert [event.uid for event in sink.delivered] == before + after
-        assert database.run("select name from outbox.sink") == [("old",)]
 
 
 async def test_a_sink_whose_row_is_deleted_by_hand_stays_away_after_a_restart_too(

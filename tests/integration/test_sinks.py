@@ -12,13 +12,13 @@ import pytest
 from psycopg import errors
 from structlog.testing import capture_logs
 
-from outbox_relay.domain.event import SHARDS, StoredEvent
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Verdict
 from outbox_relay.domain.window import Position
 from outbox_relay.postgres.migrations import migrate
 from tests.support.command import Ended, inside
 from tests.support.database import Database, query
-from tests.support.deliveries import delivered, emit, has, ids, in_order
+from tests.support.deliveries import delivered, emit, has, ids
 from tests.support.emitting import emit_types
 from tests.support.ledger import ledger
 from tests.support.memory_sink import MemorySink
@@ -28,7 +28,7 @@ from tests.support.relay_config import webhook_config
 from tests.support.relay_harness import RelayHarness, running, spec
 from tests.support.roles import denied, new_role
 from tests.support.service import RelayService
-from tests.support.sink_actions import audited, call, register, remove, rename
+from tests.support.sink_actions import audited, call, lapse, register, remove, rename
 from tests.support.wait import auntil, becomes, until
 
 SHORT_LEASE = 3.0
@@ -164,73 +164,81 @@ async def test_a_relay_whose_sink_is_removed_while_it_runs_shows_the_fault(datab
 # -- rename ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_sink_is_renamed_under_load_and_nothing_is_lost_or_out_of_order(database: Database) -> None:
-    sink = MemorySink(keeps_order=False)
-    keys = [f"k{n % 7}" for n in range(60)]
-    async with running(
-        database.dsn, (spec("old"), sink), lease_seconds=SHORT_LEASE, expects={"reload", "lease_lost"}
-    ) as harness:
+def test_a_sink_is_not_renamed_while_a_live_relay_lists_it(database: Database) -> None:
+    """The fence: goes red when relays that are about to claim its shards are not looked for."""
+    register(database, "s")
+    relay = "insert into outbox.relay (id, name, version, sinks) values (gen_random_uuid(), %s, '0', %s)"
+    call(database, relay, "one", ["s", "t"])
+    call(database, relay, "other", ["t"])
+    ended = ask(database, "sinks", "rename", "s", "new")
+    assert (ended.code, ended.out) == (2, "")
+    assert "sink 's' is served by one: stop these relays, or take the sink out of their files" in ended.err
+    call(database, "update outbox.relay set seen_at = seen_at - interval '31 seconds' where name = 'one'")
+    assert rename(database, "s", "new") == 0
+
+
+async def test_a_sink_is_not_renamed_before_the_leases_of_its_shards_have_ended(database: Database) -> None:
+    """The fence: goes red when only relays that are seen count: this one is frozen."""
+    async with ledger(database) as books:
+        await books.register(("s", ["*"], "beginning"))
+        await books.own("s")
+        with pytest.raises(errors.InvalidParameterValue, match=f"'s' is served by {books.relay}"):
+            rename(database, "s", "new")
+        assert query(database, "select name from outbox.sink") == [("s",)]
+        assert query(database, "select from outbox.former_sink") == []
+        lapse(database)
+        assert rename(database, "s", "new") == 0
+        assert query(database, "select distinct sink, owner from outbox.shard") == [("new", None)]
+
+
+async def test_a_sink_is_renamed_once_its_relay_has_stopped_and_the_next_one_goes_on(database: Database) -> None:
+    async def fail(event: StoredEvent, _: int) -> Verdict:
+        return Failed("no") if event.key == "bad" else DELIVERED
+
+    sink = MemorySink(fail, keeps_order=False)
+    async with running(database.dsn, (spec("old"), sink), lease_seconds=SHORT_LEASE) as harness:
         await harness.owns_all()
-        wanted = emit(database, keys)
+        await delivered(sink, emit(database, ["a"]))
+        emit(database, ["bad"])
+        await has(database, "select from outbox.delivery where state = 'dead'")
+        with pytest.raises(errors.InvalidParameterValue, match="'old' is served by harness"):
+            await asyncio.to_thread(rename, database, "old", "new")
+        await harness.stop()
+    late = emit(database, ["b"])
+    assert rename(database, "old", "new") == 1
+    assert query(database, "select sink, state from outbox.delivery") == [("new", "dead")]
+    sink = MemorySink()
+    async with running(database.dsn, (spec("new"), sink), lease_seconds=SHORT_LEASE):
+        await delivered(sink, late)
+    assert ids(sink) == late
+    assert query(database, "select name from outbox.sink") == [("new",)]
+
+
+async def test_the_old_name_is_refused_and_other_sinks_of_the_relay_go_on(database: Database) -> None:
+    """Goes red when the name is registered again, or led to the sink of another name."""
+    register(database, "old")
+    rename(database, "old", "new")
+    gone, stays = MemorySink(), MemorySink()
+    sinks = (spec("old"), gone), (spec("t"), stays)
+    async with running(database.dsn, *sinks, lease_seconds=SHORT_LEASE) as harness:
+        await delivered(stays, emit(database, ["a"]))
+        await auntil(lambda: _fault(harness, "the sink is now called new"), seconds=10, what="the fault is shown")
+        assert register(database, "old") == 0
+    assert ids(gone) == []
+    assert query(database, "select name from outbox.sink order by 1") == [("new",), ("t",)]
+
+
+async def test_a_relay_whose_paused_sink_is_renamed_stops_it_and_goes_on_with_the_others(database: Database) -> None:
+    paused, stays = MemorySink(), MemorySink()
+    sinks = (spec("old"), paused), (spec("t"), stays)
+    async with running(database.dsn, *sinks, lease_seconds=SHORT_LEASE, expects={"reload", "lease_lost"}) as harness:
+        await harness.owns_all()
+        call(database, "update outbox.sink set paused = true where name = 'old'")
+        await has(database, "select 1 from outbox.shard where sink = 'old' having count(owner) = 0")
         await asyncio.to_thread(rename, database, "old", "new")
-        wanted += emit(database, keys)
-        await delivered(sink, wanted, seconds=30)
-        await has(database, "select 1 from outbox_internal.backlog('new', null, 1000, 5.0) where events = 0")
-        assert harness.relays[0].spec.name == "new"
-    assert in_order(sink.delivered)
-    assert query(database, "select distinct sink from outbox.shard") == [("new",)]
-
-
-@pytest.mark.parametrize("fails_first", [False, True], ids=["delivered", "failed"])
-async def test_jobs_in_flight_during_a_rename_are_done_once(database: Database, fails_first: bool) -> None:
-    """Goes red when outcomes are written under the old name only: the rows come back when their leases have lapsed."""
-    under_way, renamed = asyncio.Event(), asyncio.Event()
-
-    async def job(_: StoredEvent, attempt: int) -> Verdict:
-        under_way.set()
-        await renamed.wait()
-        return Failed("not yet", retry_after_seconds=0.1) if fails_first and attempt == 1 else DELIVERED
-
-    sink = MemorySink(job, keeps_order=False)
-    jobs = replace(spec("old"), claim="rows", ordered=False)
-    async with running(database.dsn, (jobs, sink), lease_seconds=SHORT_LEASE, expects={"reload"}) as harness:
-        wanted = emit(database, ["a", "b", "c"])
-        await has(database, "select 1 from outbox.delivery having count(lease) = 3")
-        await asyncio.to_thread(rename, database, "old", "new")
-        await becomes(lambda: harness.leases("old").renamed_to, "the relay knows it")
-        renamed.set()
-        await has(database, "select 1 where not exists (select from outbox.delivery)")
-        await becomes(lambda: harness.relays[0].spec.name == "new", "the relay serves it under the new name")
-        assert sorted(sink.attempts) == sorted(wanted * (2 if fails_first else 1))
-        assert harness.relays[0].measures.row_leases_lost == 0
-
-
-@pytest.mark.parametrize("fails_first", [False, True], ids=["delivered", "failed"])
-async def test_a_settlement_that_waits_for_a_rename_counts(database: Database, fails_first: bool) -> None:
-    """Goes red when it is not repeated under the new name: the rows would come back when their leases have lapsed."""
-    end = asyncio.Event()
-
-    async def job(_: StoredEvent, attempt: int) -> Verdict:
-        await end.wait()
-        return Failed("not yet", retry_after_seconds=0.1) if fails_first and attempt == 1 else DELIVERED
-
-    sink = MemorySink(job, keeps_order=False)
-    jobs = replace(spec("old"), claim="rows", ordered=False)
-    async with running(database.dsn, (jobs, sink), lease_seconds=SHORT_LEASE, expects={"reload"}) as harness:
-        wanted = emit(database, ["a", "b", "c"])
-        await has(database, "select 1 from outbox.delivery having count(lease) = 3")
-        with database.connect() as renaming:
-            renaming.execute("select outbox.rename_sink('old', 'new', 'tester', 'why not')")
-            end.set()
-            await has(
-                database,
-                "select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
-                " and query ~ '(delete from|update) outbox.delivery'",
-            )
-            renaming.commit()
-        await has(database, "select 1 where not exists (select from outbox.delivery)")
-        assert sorted(sink.attempts) == sorted(wanted * (2 if fails_first else 1))
-        assert harness.relays[0].measures.row_leases_lost == 0
+        await auntil(lambda: _fault(harness, "the sink is now called new"), seconds=10, what="the fault is shown")
+        await delivered(stays, emit(database, ["a"]))
+    assert ids(paused) == []
 
 
 async def test_the_log_says_that_new_settings_wait_for_a_long_request(
@@ -260,16 +268,6 @@ async def test_the_log_says_that_new_settings_wait_for_a_long_request(
     assert relay.spec.record_attempts == "all"
 
 
-async def test_a_relay_that_starts_with_the_old_name_serves_the_new_one(database: Database) -> None:
-    register(database, "old")
-    rename(database, "old", "new")
-    sink = MemorySink()
-    async with running(database.dsn, (spec("old"), sink), lease_seconds=SHORT_LEASE, expects={"reload"}) as harness:
-        await delivered(sink, emit(database, ["a"]))
-        assert harness.relays[0].spec.name == "new"
-    assert query(database, "select name from outbox.sink") == [("new",)]
-
-
 async def test_rows_marks_and_positions_move_and_nothing_written_under_either_name_counts(database: Database) -> None:
     async with ledger(database) as old, ledger(database) as zombie:
         await old.register(("old", ["*"], "beginning"))
@@ -282,6 +280,7 @@ async def test_rows_marks_and_positions_move_and_nothing_written_under_either_na
         call(database, "insert into outbox.discarded (sink, id, uid, reason) values ('old', 1, gen_random_uuid(), 'x')")
         end = Position(await old.tick())
         await zombie.place("new", end)
+        lapse(database)
         assert rename(database, "old", "new") == 1
         await zombie.place("new", end)
         await old.place("old", end)
@@ -289,7 +288,6 @@ async def test_rows_marks_and_positions_move_and_nothing_written_under_either_na
             ("new",), ("new",),
         ]  # fmt: skip
         assert query(database, "select events from outbox_internal.backlog('new', null, 1000, 5.0)") == [(19,)]
-        assert query(database, "select count(distinct owner) from outbox.shard") == [(1,)], "the owner keeps its leases"
         assert rename(database, "new", "old") == 1
         assert query(database, "select events from outbox_internal.backlog('old', null, 1000, 5.0)") == [(19,)]
 
@@ -328,7 +326,7 @@ def test_a_name_that_is_taken_is_refused_and_one_of_a_removed_sink_is_not(databa
     assert (ended.code, "former name of sink 'v'" in ended.err) == (2, True)
     remove(database, "t")
     ended = ask(database, "sinks", "rename", "s", "t")
-    assert (ended.code, ended.out) == (0, "sink s is now t; relays that have s in their settings serve t\n")
+    assert (ended.code, ended.out) == (0, "sink s is now t: change the name in the relays' files, too\n")
     assert query(database, "select name, renamed_to from outbox.former_sink order by 1") == [("s", "t"), ("u", "v")]
 
 
@@ -429,40 +427,7 @@ def test_a_role_without_the_right_is_told_how_to_get_it(database: Database, rela
     assert inside("sinks", "list", "--dsn", database.dsn_as(relay)).code == 0
 
 
-@pytest.mark.slow
-def test_either_order_of_a_rollout_serves_a_renamed_sink(database: Database, tmp_path: Path) -> None:
-    with Receiver() as receiver:
-        text = webhook_config(database.dsn, receiver, tmp_path)
-        newer = text.replace("[sinks.crm]", "[sinks.sales]").replace('["crm"]', '["sales"]')
-        with RelayService(tmp_path, text, "older", expects={"reload", "lease_lost"}) as older:
-            emit_types(database, "a.one")
-            until(lambda: received_types(receiver) == ["a.one"], seconds=30, what="it delivers")
-            rename(database, "crm", "sales")
-            emit_types(database, "a.two")
-            until(lambda: "a.two" in received_types(receiver), seconds=30, what="it delivers under the new name")
-            assert older.ready
-            assert "this sink was renamed" in older.log.read_text()
-            with RelayService(tmp_path, newer, "newer", expects={"reload"}) as both:
-                until(lambda: _serving(database) == 2, seconds=30, what="both share the sink")
-                assert older.stop() == 0
-                emit_types(database, "a.three")
-                until(lambda: "a.three" in received_types(receiver), seconds=30, what="the newer one delivers")
-                assert both.stop() == 0
-            with RelayService(tmp_path, text, "again", expects={"reload"}) as again:
-                emit_types(database, "a.four")
-                until(lambda: "a.four" in received_types(receiver), seconds=30, what="an old file serves it, too")
-                checked = inside("check", "--online", "-c", again.config)
-                assert "this sink is now called sales in the database" in checked.err
-                assert again.stop() == 0
-    assert query(database, "select name from outbox.sink") == [("sales",)]
-    assert query(database, "select count(*) from outbox.shard where sink = 'sales'") == [(SHARDS,)]
-
-
-def _serving(database: Database) -> int:
-    return len(query(database, "select distinct owner from outbox.shard where owner is not null"))
-
-
-def test_a_file_with_both_names_serves_the_sink_once(database: Database, tmp_path: Path) -> None:
+def test_a_file_with_both_names_serves_the_sink_under_the_new_one(database: Database, tmp_path: Path) -> None:
     with Receiver() as receiver:
         text = webhook_config(database.dsn, receiver, tmp_path)
         section = text[text.index("[sinks.crm]") : text.index("[routes]")]
@@ -474,9 +439,10 @@ def test_a_file_with_both_names_serves_the_sink_once(database: Database, tmp_pat
         with RelayService(tmp_path, both).start(wait=False) as relay:
             emit_types(database, "a.one")
             until(lambda: received_types(receiver) == ["a.one"], seconds=30, what="it delivers")
-            until(lambda: _shown_fault(relay, "crm") != "None", seconds=30, what="the fault is shown")
+            until(lambda: "now called sales" in _shown_fault(relay, "crm"), seconds=30, what="the fault is shown")
             assert _shown_fault(relay, "sales") == "None"
-            assert "which is configured too" in inside("check", "--online", "-c", relay.config).err
+            ended = inside("check", "--online", "-c", relay.config)
+            assert (ended.code, "this sink is now called sales in the database" in ended.err) == (2, True)
     assert received_types(receiver) == ["a.one"]
 
 

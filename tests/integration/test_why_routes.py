@@ -20,7 +20,7 @@ from tests.support.deliveries import delivered
 from tests.support.ledger import Ledger, ledger
 from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import running, spec
-from tests.support.sink_actions import call, register, remove, rename, seek
+from tests.support.sink_actions import call, lapse, register, remove, rename, seek
 
 LAPSE = "update outbox.shard set lease_until = now() - interval '1 second'"
 VISIBLE = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=8)
@@ -171,6 +171,7 @@ async def test_a_rename_keeps_the_history_of_routes(books: Ledger) -> None:
     await to_the_end(books)
     await change_routes(books, "user.*")
     [user] = books.emit("a", type="user.created")
+    lapse(books.database)
     rename(books.database, "s", "t")
     books.do(LAPSE)
     other = Ledger(books.database, books.store)
@@ -261,6 +262,7 @@ async def test_a_recorded_delivery_is_shown_whatever_became_of_its_sink_s_place(
     text = admin.why_text(await admin.why(books.store, UUID(books.uid(event_id))))
     assert "by relay here, attempt 3, status 204" in text
     assert "partition 2, offset 7" in text
+    lapse(books.database)
     rename(books.database, "s", "t")
     rename(books.database, "t", "s")
     assert await states(books, event_id) == ["delivered"]

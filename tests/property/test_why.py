@@ -47,7 +47,7 @@ from tests.property.readers import Reader, Received
 from tests.property.replaying import Replays
 from tests.support.database import Database, query
 from tests.support.erasing import Erasure
-from tests.support.sink_actions import call, register, rename, seek
+from tests.support.sink_actions import call, lapse, register, rename, seek
 
 HISTORIES = int(os.environ.get("OUTBOX_TEST_HISTORIES") or 4)
 STEPS = 80
@@ -286,6 +286,9 @@ class History:
     async def step_rename(self) -> None:
         if self.renames < 2:
             self.renames += 1
+            lapse(self._database)
+            self.zombies += self.readers
+            self.readers.clear()
             rename(self._database, self.name, f"s{self.renames}")
             self.name = f"s{self.renames}"
 

@@ -28,7 +28,7 @@ from outbox_relay.service.metrics.exposition import (
     negotiate,
     render,
 )
-from outbox_relay.service.metrics.snapshot import Aged, SinkCopy, Snapshot, merge
+from outbox_relay.service.metrics.snapshot import Aged, SinkCopy, Snapshot
 from outbox_relay.service.metrics.stored_figures import Entry, Value, dump, load
 from outbox_relay.sinks.contract.handing import an_event
 from tests.support.metrics import families, promtool_complaints
@@ -116,13 +116,6 @@ def test_the_count_of_a_histogram_is_that_of_its_buckets_and_exemplars_name_even
 def test_a_series_that_was_never_observed_is_left_out() -> None:
     found = families(render(a_snapshot(), TEXT).decode())["outbox_attempts"]
     assert {sample.labels["outcome"] for sample in found.samples} == {"delivered", "failed"}
-
-
-def test_two_relays_of_one_sink_are_added_up() -> None:
-    both = merge(a_sink(), a_sink()._replace(circuit="closed", attempts={}, in_flight_limit=10))
-    assert (both.delivered, both.dead, both.restarts, both.circuit) == (200, {"refused": 2}, {"reload": 4}, "open")
-    assert (sum(both.attempts["failed"].counts), sum(both.end_to_end.counts), both.in_flight_limit) == (1, 200, 64)
-    assert both.limit_waiting == 4
 
 
 @pytest.mark.parametrize(

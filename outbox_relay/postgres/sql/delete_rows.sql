@@ -1,20 +1,18 @@
 -- Delete delivered rows if their leases are still valid, and record their deliveries: with `only_tried`, those of events
 -- that were tried before, also before a retry by an operator, after which attempts are counted from 1 again. `followed`
--- are those of whose key a row is left to be delivered. After a rename the rows are those of the new name, with their leases.
-with named as materialized (
-    select coalesce((select f.renamed_to from outbox.former_sink f where f.name = %(sink)s::text), %(sink)s::text) as sink
-), deleted as (
+-- are those of whose key a row is left to be delivered.
+with deleted as (
     delete from outbox.delivery d
      using unnest(%(ids)s::bigint[], %(leases)s::uuid[], %(record_numbers)s::integer[], %(record_outcomes)s::text[],
                   %(record_ages)s::double precision[], %(record_milliseconds)s::double precision[],
                   %(record_statuses)s::integer[], %(record_errors)s::text[], %(record_details)s::text[])
            r (id, lease, number, outcome, age, milliseconds, status, error, detail)
-     where d.sink = (select n.sink from named n) and d.id = any (%(ids)s::bigint[]) and d.id = r.id and d.lease = r.lease
+     where d.sink = %(sink)s::text and d.id = any (%(ids)s::bigint[]) and d.id = r.id and d.lease = r.lease
     returning d.id, d.uid, d.last_attempt_at, d.ordered, d.key, r.number, r.outcome, r.age, r.milliseconds, r.status,
               r.error, r.detail
 ), recorded as materialized (
     select outbox_internal.record_attempts(
-               (select n.sink from named n), %(relay)s::text, array_agg(r.id), array_agg(r.uid), array_agg(r.number),
+               %(sink)s::text, %(relay)s::text, array_agg(r.id), array_agg(r.uid), array_agg(r.number),
                array_agg(r.outcome), array_agg(r.age), array_agg(r.milliseconds), array_agg(r.status),
                array_agg(r.error), array_agg(r.detail)) as attempts
       from deleted r
@@ -25,5 +23,5 @@ select r.id, k.key is not null as followed
   from deleted r
   left join recorded on true  -- which records them
   left join outbox_internal.keys_with_rows(
-                (select n.sink from named n), (select array_agg(distinct o.key) from deleted o where o.ordered)) k
+                %(sink)s::text, (select array_agg(distinct o.key) from deleted o where o.ordered)) k
          on k.key = r.key and r.ordered

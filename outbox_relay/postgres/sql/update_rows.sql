@@ -1,8 +1,6 @@
 -- Update rows that were not delivered, so that they wait again or are dead, if their leases are still valid, and record
--- their attempts. After a rename the rows are those of the new name, with their leases.
-with named as materialized (
-    select coalesce((select f.renamed_to from outbox.former_sink f where f.name = %(sink)s::text), %(sink)s::text) as sink
-), updated as (
+-- their attempts.
+with updated as (
     update outbox.delivery d
        set state = coalesce(r.state, d.state),
            due_at = case when r.due_in is null then d.due_at else clock_timestamp() + r.due_in * interval '1 second' end,
@@ -23,11 +21,11 @@ with named as materialized (
                   %(record_errors)s::text[], %(record_details)s::text[])
            r (id, lease, state, due_in, attempts, error, status, last_attempt, number, outcome, age, milliseconds,
               attempt_status, attempt_error, detail)
-     where d.sink = (select n.sink from named n) and d.id = any (%(ids)s::bigint[]) and d.id = r.id and d.lease = r.lease
+     where d.sink = %(sink)s::text and d.id = any (%(ids)s::bigint[]) and d.id = r.id and d.lease = r.lease
     returning d.id, d.uid, r.number, r.outcome, r.age, r.milliseconds, r.attempt_status, r.attempt_error, r.detail
 ), recorded as materialized (
     select outbox_internal.record_attempts(
-               (select n.sink from named n), %(relay)s::text, array_agg(r.id), array_agg(r.uid), array_agg(r.number),
+               %(sink)s::text, %(relay)s::text, array_agg(r.id), array_agg(r.uid), array_agg(r.number),
                array_agg(r.outcome), array_agg(r.age), array_agg(r.milliseconds), array_agg(r.attempt_status),
                array_agg(r.attempt_error), array_agg(r.detail)) as attempts
       from updated r

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
@@ -69,15 +68,12 @@ class Snapshots:
 
     def take(self) -> Snapshot:
         """Return the present state. Sinks that were removed from the database, and replays, are left out."""
-        sinks: dict[str, SinkCopy] = {}
-        for copy in self.copies().values():
-            sinks[copy.name] = merge(sinks[copy.name], copy) if copy.name in sinks else copy
         figures = tuple(self._figures(time.monotonic()))
         fired = {str(outcome): count for outcome, count in self._measures.schedules.fired.items()}
-        return Snapshot(tuple(sinks.values()), self._measures.tick.copy(), fired, figures, self._last_reload())
+        return Snapshot(tuple(self.copies().values()), self._measures.tick.copy(), fired, figures, self._last_reload())
 
     def copies(self) -> dict[str, SinkCopy]:
-        """Return the measures of the sinks by their names in the settings."""
+        """Return the measures of the sinks by name."""
         relays = self._relays.items()
         return {name: _copy(relay) for name, relay in relays if not relay.leases.removed and relay.spec.replay is None}
 
@@ -98,28 +94,3 @@ def _copy(relay: SinkRelay) -> SinkCopy:
         relay.limits.waiting,
         len(relay.leases.held),
     )
-
-
-def merge(a: SinkCopy, b: SinkCopy) -> SinkCopy:
-    """Return the measures of two relays of one sink together. They have one name after a rename."""
-    return SinkCopy(
-        a.name,
-        a.delivered + b.delivered,
-        {key: _sum(a.attempts.get(key), b.attempts.get(key)) for key in {**a.attempts, **b.attempts}},
-        Counter(a.dead) + Counter(b.dead),
-        Counter(a.restarts) + Counter(b.restarts),
-        *(_sum(a.end_to_end, b.end_to_end), _sum(a.read, b.read), _sum(a.claim, b.claim), _sum(a.settle, b.settle)),
-        a.leases_lost + b.leases_lost,
-        max(a.circuit, b.circuit, key=("closed", "half-open", "open").index),
-        a.in_flight + b.in_flight,
-        max(a.in_flight_limit, b.in_flight_limit),
-        a.limit_waiting + b.limit_waiting,
-        a.shards + b.shards,
-    )
-
-
-def _sum(a: Distribution | None, b: Distribution | None) -> Distribution:
-    if a is None or b is None:
-        return a or b or Distribution((), 0.0)
-    counts = tuple(x + y for x, y in zip(a.counts, b.counts, strict=True))
-    return Distribution(counts, a.sum + b.sum, tuple(x or y for x, y in zip(a.exemplars, b.exemplars, strict=True)))
