@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar, Final, Protocol, TypeAlias, cast
 from uuid import UUID
 
-from outbox_relay.emit_spans import PlainRow, QueuedRow, Row
+from outbox_relay.emit_spans import Row
 
 REFUSED: Final = re.compile(
     r"outbox\.(?:emit|cancel|reschedule): (?P<said>(?:event (?P<index>[0-9]+): )?.*)", re.DOTALL
@@ -41,8 +41,6 @@ OUTSIDE: Final = (
 )
 """The warning that there is no transaction; the remedy is put into it."""
 
-PLAIN: Final = 7
-"""The number of parameters of an event without tenant, priority and unique key."""
 PRIORITY_SENT: Final = 1 << 31
 """The first priority that cannot be sent to the database, which checks the limits."""
 PUBLIC: Final = "outbox_relay.outbox"
@@ -165,9 +163,7 @@ def warn_outside(remedy: str, stacklevel: int) -> None:
 
 
 def columns(rows: list[Row]) -> tuple[list[Any], ...]:
-    """Return the parameters of several events, column by column: ten if one of them is a ``QueuedRow``, else seven."""
-    if any(len(row) != PLAIN for row in rows):
-        rows = [(*row, None, None, None) if len(row) == PLAIN else row for row in rows]
+    """Return the parameters of several events, column by column."""
     return tuple(list(column) for column in zip(*rows, strict=True))
 
 
@@ -194,7 +190,7 @@ def row_of(event: Event) -> Row:
     if not isinstance(event.type, str):
         event = _declared(event, event.type)
     body, content_type = _body(event)
-    row = (
+    return (
         _text("type", event.type),
         body,
         None if event.key is None else _text("key", event.key),
@@ -202,10 +198,10 @@ def row_of(event: Event) -> Row:
         None if event.deliver_at is None else time_text("deliver_at", event.deliver_at),
         None if event.uid is None else _own_uid(event.uid),
         _text("content_type", content_type),
+        None if event.tenant is None else _text("tenant", event.tenant),
+        None if event.priority is None else _priority(event.priority),
+        None if event.unique_key is None else _text("unique_key", event.unique_key),
     )
-    if event.tenant is None and event.priority is None and event.unique_key is None:
-        return row
-    return _queued(event, row)
 
 
 def _declared(event: Event, instance: object) -> Event:
@@ -236,15 +232,6 @@ def _undeclared(instance: object) -> str:
     if is_dataclass(instance) or hasattr(instance, "__pydantic_fields__") or hasattr(instance, "__struct_fields__"):
         return f'type is a {name}, which is not declared: decorate the class with @event("…") of outbox_relay.catalogue'
     return f"type must be a str, not {name}"
-
-
-def _queued(event: Event, row: PlainRow) -> QueuedRow:
-    return (
-        *row,
-        None if event.tenant is None else _text("tenant", event.tenant),
-        None if event.priority is None else _priority(event.priority),
-        None if event.unique_key is None else _text("unique_key", event.unique_key),
-    )
 
 
 def _body(event: Event) -> tuple[bytes, str]:

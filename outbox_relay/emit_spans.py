@@ -26,14 +26,8 @@ HEADERS_MAX_BYTES: Final = 16384
 TRACESTATE_MAX_CHARS: Final = 512
 """Longest ``tracestate`` that is stored. Every receiver accepts as much (W3C Trace Context, 3.3.1.5)."""
 
-PlainRow = tuple[str, bytes, str | None, str | None, str | None, str | None, str]
-QueuedRow = tuple[str, bytes, str | None, str | None, str | None, str | None, str, str | None, str | None, str | None]
-Row = PlainRow | QueuedRow
-"""The parameters of one event: its type is the first, the JSON text of its headers the fourth.
-
-A ``QueuedRow`` has tenant, priority and unique key too. Without them an event is a ``PlainRow``, which earlier versions
-of the schema take.
-"""
+Row = tuple[str, bytes, str | None, str | None, str | None, str | None, str, str | None, str | None, str | None]
+"""The parameters of one event: its type is the first, the JSON text of its headers the fourth."""
 
 _log = logging.getLogger(__name__)
 _known: tuple[TracerProvider | None, Tracer | None] = (None, None)

@@ -19,7 +19,6 @@ from outbox_relay import emit_spans
 from outbox_relay.callers import AnyConnection, async_connection_of, connection_of, is_outside_transaction
 from outbox_relay.emit_rows import (
     NOT_GIVEN,
-    PLAIN,
     Declared,
     Dumps,
     Event,
@@ -52,26 +51,14 @@ __all__ = [
 
 # Every parameter is cast, because the type of a string depends on the dumpers that the application registered.
 ONE: Final[LiteralString] = """
-select outbox.emit_raw(%s::text, %b::bytea, %s::text, %s::jsonb, %s::timestamptz, %s::uuid, %s::text)
-"""
-
-ONE_QUEUED: Final[LiteralString] = """
 select outbox.emit_raw(%s::text, %b::bytea, %s::text, %s::jsonb, %s::timestamptz, %s::uuid, %s::text, %s::text,
                        %s::text::integer, %s::text)
 """
 
 # unnest returns rows in the order of its arrays, and the query keeps it; a sort would copy every payload.
 # The setting, made before and reset after each call, lets an error name the refused event.
-MANY: Final[LiteralString] = """
-select outbox.emit_raw(e.type, e.payload, e.key, e.headers, e.deliver_at, e.uid, e.content_type),
-       outbox.event_index(null)
-  from unnest(%s::text[], %b::bytea[], %s::text[], %s::jsonb[], %s::timestamptz[], %s::uuid[], %s::text[])
-       with ordinality e (type, payload, key, headers, deliver_at, uid, content_type, place)
- where outbox.event_index(e.place - 1) is not null
-"""
-
 # Unique keys are locked in an order that all transactions share, before the first event is emitted.
-MANY_QUEUED: Final[LiteralString] = """
+MANY: Final[LiteralString] = """
 with locked as materialized (select outbox.lock_unique_keys(%s::text[], %s::text[]) as number)
 select outbox.emit_raw(e.type, e.payload, e.key, e.headers, e.deliver_at, e.uid, e.content_type, e.tenant, e.priority,
                        e.unique_key),
@@ -193,7 +180,7 @@ def insert(connection: psycopg.Connection[Any], row: Row) -> UUID:
     """Insert an event and return its uid. Raises as :func:`emit`."""
     try:
         with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
-            return _uid(cursor.execute(_one(row), row, prepare=False).fetchone())
+            return _uid(cursor.execute(ONE, row, prepare=False).fetchone())
     except (errors.InvalidParameterValue, UnicodeEncodeError) as error:
         raise _refusal(error) from None
 
@@ -201,7 +188,7 @@ def insert(connection: psycopg.Connection[Any], row: Row) -> UUID:
 async def _ainsert(connection: psycopg.AsyncConnection[Any], row: Row) -> UUID:
     try:
         async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
-            await cursor.execute(_one(row), row, prepare=False)
+            await cursor.execute(ONE, row, prepare=False)
             return _uid(await cursor.fetchone())
     except (errors.InvalidParameterValue, UnicodeEncodeError) as error:
         raise _refusal(error) from None
@@ -225,14 +212,10 @@ async def _ainsert_many(connection: psycopg.AsyncConnection[Any], rows: list[Row
         raise _refusal(error) from None
 
 
-def _one(row: Row) -> LiteralString:
-    return ONE if len(row) == PLAIN else ONE_QUEUED
-
-
 def _many(rows: list[Row]) -> tuple[LiteralString, Sequence[object]]:
     """Return the statement for these events, and its parameters."""
     values = columns(rows)
-    return (MANY, values) if len(values) == PLAIN else (MANY_QUEUED, (values[0], values[-1], *values))
+    return MANY, (values[0], values[-1], *values)
 
 
 # -- scheduled events ---------------------------------------------------------------------------------------------

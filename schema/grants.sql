@@ -103,27 +103,3 @@ begin
     end loop;
 end
 $grants$;
-
--- A relay compares the identity of its server with the one that the schema knows. PUBLIC may have lost the right to ask.
-do $control$
-declare
-    relay name;
-    statement text;
-begin
-    for relay in
-        select g.role_name from outbox.grantee g
-         where g.kind = 'relay' and not has_function_privilege(g.role_name, 'pg_catalog.pg_control_system()', 'execute')
-         order by 1
-    loop
-        statement := format('grant execute on function pg_catalog.pg_control_system() to %I', relay);
-        begin
-            execute statement;
-        exception when insufficient_privilege then null;
-        end;
-        if not has_function_privilege(relay, 'pg_catalog.pg_control_system()', 'execute') then
-            raise notice 'role "%" may not call pg_control_system(), which a relay needs: let an administrator run: %',
-                relay, statement;
-        end if;
-    end loop;
-end
-$control$;

@@ -14,8 +14,6 @@ for each row when (old.state <> 'dead' and new.state = 'dead') execute function 
 create or replace trigger sink_paused after update of paused on outbox.sink
 for each row when (old.paused <> new.paused) execute function outbox_internal.sink_paused();
 
-create or replace trigger fill_shard before insert on outbox.event
-for each row when (new.shard is null or new.shard not between 0 and 63) execute function outbox_internal.fill_shard();
 
 -- Only dead rows call the function. A dead letter that a replay gives to its target died before.
 create or replace trigger notify_dead after insert or update of state on outbox.delivery
@@ -31,6 +29,7 @@ create or replace trigger row_went_early after delete on outbox.delivery
 for each row when (old.deliver_at is not null and old.due_at > statement_timestamp() and old.sink < '~')
 execute function outbox_internal.row_went_early();
 
-alter table outbox.event enable always trigger fill_shard;
 
 alter table outbox.sink alter home set default outbox_internal.home();
+-- The id is given out before: defaults are evaluated in column order.
+alter table outbox.event alter uid set default outbox_internal.uid_of(currval('outbox.event_id_seq'));

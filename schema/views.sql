@@ -38,6 +38,8 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     ('operate', 'function', '{discard_deliveries, retry_deliveries}', null, 'EXECUTE'),
     -- emit
     ('emit', 'function', '{emit, emit_raw, emitted, event_index}', null, 'EXECUTE'),
+    ('relay', 'function', '{event_id}', null, 'EXECUTE'),
+    ('read', 'function', '{event_id}', null, 'EXECUTE'),
     -- erase
     ('operate', 'function', '{erase}', null, 'EXECUTE'),
     -- explain

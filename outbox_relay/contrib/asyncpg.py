@@ -16,7 +16,6 @@ from asyncpg.pool import PoolConnectionProxy
 from outbox_relay import emit_spans
 from outbox_relay.emit_rows import (
     NOT_GIVEN,
-    PLAIN,
     Declared,
     Dumps,
     Event,
@@ -65,21 +64,9 @@ __all__ = [
 # Every parameter but the payload is sent as text, whatever codecs the application has set for other types.
 ONE: Final = """
 select outbox.emit_raw($1::text, $2::bytea, $3::text, $4::text::jsonb, $5::text::timestamptz, $6::text::uuid,
-                       $7::text)::text
-"""
-MANY: Final = """
-select outbox.emit_raw(e.type, e.payload, e.key, e.headers::jsonb, e.deliver_at::timestamptz, e.uid::uuid,
-                       e.content_type)::text,
-       outbox.event_index(null)
-  from unnest($1::text[], $2::bytea[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[])
-       with ordinality e (type, payload, key, headers, deliver_at, uid, content_type, place)
- where outbox.event_index(e.place - 1) is not null
-"""
-ONE_QUEUED: Final = """
-select outbox.emit_raw($1::text, $2::bytea, $3::text, $4::text::jsonb, $5::text::timestamptz, $6::text::uuid,
                        $7::text, $8::text, $9::text::integer, $10::text)::text
 """
-MANY_QUEUED: Final = """
+MANY: Final = """
 with locked as materialized (select outbox.lock_unique_keys($1::text[], $10::text[]) as number)
 select outbox.emit_raw(e.type, e.payload, e.key, e.headers::jsonb, e.deliver_at::timestamptz, e.uid::uuid,
                        e.content_type, e.tenant, e.priority::integer, e.unique_key)::text,
@@ -189,7 +176,7 @@ async def once(conn: Connection, consumer: str, uid: UUID | str) -> bool:
 
 async def _insert(connection: Connection, row: Row) -> UUID:
     try:
-        return UUID(await connection.fetchval(ONE if len(row) == PLAIN else ONE_QUEUED, *row))
+        return UUID(await connection.fetchval(ONE, *row))
     except asyncpg.DataError as error:
         if (refused := _refusal(error)) is not None:
             raise refused from None
@@ -197,9 +184,8 @@ async def _insert(connection: Connection, row: Row) -> UUID:
 
 
 async def _insert_many(connection: Connection, rows: list[Row]) -> list[UUID]:
-    values = columns(rows)
     try:
-        many = await connection.fetch(MANY if len(values) == PLAIN else MANY_QUEUED, *values)
+        many = await connection.fetch(MANY, *columns(rows))
         return [UUID(found[0]) for found in many]
     except asyncpg.DataError as error:
         if (refused := _refusal(error)) is not None:

@@ -9,61 +9,33 @@ from uuid import UUID
 from sqlalchemy import ARRAY, Connection, LargeBinary, String, TextClause, bindparam, text
 from sqlalchemy.exc import DBAPIError
 
-from outbox_relay.emit_rows import PLAIN, InvalidEvent, columns, encoding_error, refusal, unencodable
+from outbox_relay.emit_rows import InvalidEvent, columns, encoding_error, refusal, unencodable
 from outbox_relay.emit_spans import Row
 from outbox_relay.inbox_marks import Mark, outside, refused_mark, unencodable_mark
 
 REFUSED: Final = "22023"
 """The SQLSTATE of an event or a mark that the database refuses."""
-NAMES: Final = ("type", "payload", "key", "headers", "deliver_at", "uid", "content_type")
-QUEUED_NAMES: Final = (*NAMES, "tenant", "priority", "unique_key")
-
-
-def _one(statement: str, names: tuple[str, ...]) -> TextClause:
-    return text(statement).bindparams(
-        *(bindparam(name, type_=LargeBinary() if name == "payload" else String()) for name in names)
-    )
-
-
-def _many(statement: str, names: tuple[str, ...]) -> TextClause:
-    return text(statement).bindparams(
-        *(bindparam(name, type_=ARRAY(LargeBinary() if name == "payload" else String())) for name in names)
-    )
-
-
-_ONE: Final = _one(
-    """
-select cast(outbox.emit_raw(cast(:type as text), :payload, cast(:key as text),
-                            cast(cast(:headers as text) as jsonb),
-                            cast(cast(:deliver_at as text) as timestamptz),
-                            cast(cast(:uid as text) as uuid), cast(:content_type as text)) as text)
-""",
-    NAMES,
+NAMES: Final = (
+    "type",
+    "payload",
+    "key",
+    "headers",
+    "deliver_at",
+    "uid",
+    "content_type",
+    "tenant",
+    "priority",
+    "unique_key",
 )
-_ONE_QUEUED: Final = _one(
-    """
+_ONE: Final = text("""
 select cast(outbox.emit_raw(cast(:type as text), :payload, cast(:key as text),
                             cast(cast(:headers as text) as jsonb),
                             cast(cast(:deliver_at as text) as timestamptz),
                             cast(cast(:uid as text) as uuid), cast(:content_type as text), cast(:tenant as text),
                             cast(cast(:priority as text) as integer), cast(:unique_key as text)) as text)
-""",
-    QUEUED_NAMES,
-)
-_MANY: Final = _many(
-    """
-select cast(outbox.emit_raw(e.type, e.payload, e.key, cast(e.headers as jsonb), cast(e.deliver_at as timestamptz),
-                            cast(e.uid as uuid), e.content_type) as text),
-       outbox.event_index(null)
-  from unnest(cast(:type as text[]), cast(:payload as bytea[]), cast(:key as text[]), cast(:headers as text[]),
-              cast(:deliver_at as text[]), cast(:uid as text[]), cast(:content_type as text[]))
-       with ordinality e (type, payload, key, headers, deliver_at, uid, content_type, place)
- where outbox.event_index(e.place - 1) is not null
-""",
-    NAMES,
-)
-_MANY_QUEUED: Final = _many(
-    """
+""").bindparams(*(bindparam(name, type_=LargeBinary() if name == "payload" else String()) for name in NAMES))
+# Unique keys are locked in an order that all transactions share, before the first event is emitted.
+_MANY: Final = text("""
 with locked as materialized (
     select outbox.lock_unique_keys(cast(:type as text[]), cast(:unique_key as text[])) as number
 )
@@ -79,9 +51,7 @@ select cast(outbox.emit_raw(e.type, e.payload, e.key, cast(e.headers as jsonb), 
                           place)
  where locked.number is not null
    and outbox.event_index(e.place - 1) is not null
-""",
-    QUEUED_NAMES,
-)
+""").bindparams(*(bindparam(name, type_=ARRAY(LargeBinary() if name == "payload" else String())) for name in NAMES))
 CANCEL: Final = text("""
 select 1 where outbox.cancel(cast(cast(:uid as text) as uuid))
 """).bindparams(bindparam("uid", type_=String()))
@@ -101,8 +71,7 @@ def is_autocommit(connection: Connection) -> bool:
 def insert(connection: Connection, row: Row) -> UUID:
     """Insert an event, and return its uid."""
     try:
-        statement, names = (_ONE, NAMES) if len(row) == PLAIN else (_ONE_QUEUED, QUEUED_NAMES)
-        return UUID(connection.execute(statement, dict(zip(names, row, strict=True))).scalar_one())
+        return UUID(connection.execute(_ONE, dict(zip(NAMES, row, strict=True))).scalar_one())
     except UnicodeEncodeError as error:
         raise unencodable(error) from None
     except DBAPIError as error:
@@ -114,10 +83,8 @@ def insert(connection: Connection, row: Row) -> UUID:
 
 def insert_many(connection: Connection, rows: list[Row]) -> list[UUID]:
     """Insert events in order with one statement, and return their uids."""
-    values = columns(rows)
-    statement, names = (_MANY, NAMES) if len(values) == PLAIN else (_MANY_QUEUED, QUEUED_NAMES)
     try:
-        found = connection.execute(statement, dict(zip(names, values, strict=True)))
+        found = connection.execute(_MANY, dict(zip(NAMES, columns(rows), strict=True)))
         return [UUID(uid) for uid, _ in found.all()]
     except UnicodeEncodeError as error:
         raise unencodable(error) from None

@@ -17,7 +17,7 @@ select cast(uid as text), type, key, payload, content_type, cast(headers as text
 """
 NEWEST = "select coalesce(max(id), 0) from outbox.event"
 SINCE = """
-select cast(uid as text), type, key, payload, content_type, cast(headers as text),
+select cast(uid as text), type, key, payload, coalesce(content_type, 'application/json'), cast(headers as text),
        cast(extract(epoch from deliver_at) as text)
   from outbox.event where id > {:d} order by id
 """

@@ -30,8 +30,20 @@ begin
 end
 $$;
 
+-- A uid for the event with this id. It is of version 7 (RFC 9562): the time, random bits, and the id as its last 12 hexadecimal
+-- digits, so that the event is found without an index on uids.
+create or replace function outbox_internal.uid_of(id bigint) returns uuid
+language sql volatile parallel safe
+return (left(outbox_internal.uuid7()::text, 24) || lpad(to_hex(id), 12, '0'))::uuid;
+
+-- The id in a uid. Only the log says whether it is that of the event: see outbox_internal.event_id.
+create or replace function outbox_internal.id_in(uid uuid) returns bigint
+language sql immutable parallel safe
+return ('x' || right(uid::text, 12))::bit(48)::bigint;
+
 -- The shard of an event: a hash of its key, or of its uid if it has none. Events keep the shard that they were emitted
--- with. One expression, which takes the place of its call when a statement is planned.
+-- with. Who inserts events otherwise than by emit, such as a loader, calls it too. One expression, which takes the place of
+-- its call when a statement is planned.
 create or replace function outbox_internal.shard_of(key text, uid uuid) returns smallint
 language sql immutable parallel safe
 return (hashtextextended(coalesce(key collate "C", uid::text collate "C"), 0) & 63)::smallint;
@@ -41,6 +53,11 @@ return (hashtextextended(coalesce(key collate "C", uid::text collate "C"), 0) & 
 create or replace function outbox_internal.emitter() returns text
 language sql stable
 return coalesce(nullif(current_setting('role'), 'none'), session_user::text);
+
+-- The same role by its number, which it keeps when it is renamed; null if it was renamed after SET ROLE.
+create or replace function outbox_internal.emitter_oid() returns oid
+language sql stable
+return to_regrole(quote_ident(outbox_internal.emitter()))::oid;
 
 -- Describe a text by its first wrong character: "a b" has " " at character 2. `wrong` is a regular expression that one
 -- wrong character matches. Characters that cannot be shown are written as code points.
@@ -193,7 +210,7 @@ return headers is null and deliver_at is null
 -- True if an event was erased. One expression, which takes the place of its call when a statement is planned.
 create or replace function outbox_internal.is_erased(content_type text, payload bytea) returns boolean
 language sql immutable parallel safe
-return content_type = 'application/x-erased' and coalesce(octet_length(payload), 0) = 0;
+return content_type is not distinct from 'application/x-erased' and coalesce(octet_length(payload), 0) = 0;
 
 -- Why an event of the log cannot be delivered, or null, given the largest payload that can be; null is for who does not
 -- ask. One expression, which takes the place of its call when a statement is planned. The length of a payload or key is
@@ -489,7 +506,7 @@ return (type_like is null or type like type_like)
    and (wanted_key is null or key = wanted_key)
    and (since is null or created_at >= since)
    and (until is null or created_at < until)
-   and content_type <> 'application/x-erased'
+   and content_type is distinct from 'application/x-erased'
    and outbox_internal.position_passed(id, xid, a_seqs[shard + 1], a_snapshots[shard + 1], a_nexts[shard + 1], b_snapshots[shard + 1],
                               last_ids[shard + 1], floor);
 

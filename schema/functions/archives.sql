@@ -37,8 +37,8 @@ begin
     most_rows := least(greatest(coalesce(most_rows, 1000), 1), 10000);
     most_bytes := least(greatest(coalesce(most_bytes, 8388608), 1), 268435456);
     return query execute format(
-        'select w.id, w.xid::text, w.shard, w.uid::text, w.type, w.key, w.content_type, w.headers::text, '
-        '       w.deliver_at::text, w.created_at::text, w.emitter, w.tenant, w.priority, w.payload, '
+        'select w.id, w.xid::text, w.shard, w.uid::text, w.type, w.key, coalesce(w.content_type, ''application/json''), w.headers::text, '
+        '       w.deliver_at::text, w.created_at::text, pg_get_userbyid(w.emitter)::text, w.tenant, w.priority, w.payload, '
         '       outbox_internal.keyed_hash(w.key) '
         '  from (select f.*, sum(coalesce(octet_length(f.payload), 0)) '
         '                    over (order by f.id, f.uid rows between unbounded preceding and 1 preceding) as bytes '

@@ -639,8 +639,10 @@ begin
           join outbox.delivery d on d.id = w.id and d.sink = w.sink
           left join lateral (
             select l.id, l.xid from outbox.event l
-             where l.uid = d.uid and l.created_at = d.created_at
-             order by l.id + 0 desc limit 1  -- an expression: the index on the id is not for this
+             -- After a rebase the event may have another id.
+             where l.id = any (array[d.id, (select u.id from outbox.uid u where u.uid = d.uid)])
+               and l.uid = d.uid and l.created_at = d.created_at
+             limit 1
           ) e on true
     ),
     judged as materialized (

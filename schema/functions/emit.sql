@@ -1,79 +1,7 @@
--- The same for JSON. It has a body of its own: a call within the call costs the application some microseconds more.
-create or replace function outbox.emit(
-    type text,
-    payload jsonb,
-    key text default null,
-    headers jsonb default null,
-    deliver_at timestamptz default null,
-    uid uuid default null,
-    tenant text default null,
-    priority integer default null,
-    unique_key text default null
-) returns uuid
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
-as $$
-#variable_conflict use_variable
-declare
-    body bytea := convert_to(payload::text, 'UTF8');
-    fault text;
-    chosen boolean;
-    earlier uuid;
-begin
-    if outbox_internal.is_usual(type, body, key, headers, deliver_at, 'application/json') is not true then
-        fault := outbox_internal.event_fault(type, body, key, headers, deliver_at, 'application/json',
-                                    nullif(current_setting('outbox.max_payload_bytes', true), ''));
-        if fault is not null then
-            raise exception using errcode = 'invalid_parameter_value', message = fault;
-        end if;
-    end if;
-    if tenant is not null or priority is not null or unique_key is not null then
-        fault := outbox_internal.queue_fault(tenant, priority, unique_key);
-        if fault is not null then
-            raise exception using errcode = 'invalid_parameter_value', message = fault;
-        end if;
-        if unique_key is not null then
-            chosen := uid is not null;
-            uid := coalesce(uid, outbox_internal.uuid7());
-            earlier := outbox_internal.claim_unique_key(type, unique_key, uid, outbox_internal.emitter(), deliver_at);
-            if earlier is not null then
-                return earlier;
-            end if;
-            if chosen and not outbox_internal.claim_uid(uid, outbox_internal.emitter()) then
-                delete from outbox.unique_key k where k.type = type and k.unique_key = unique_key;
-                return uid;
-            end if;
-            chosen := false;
-        end if;
-    end if;
-    if uid is null then
-        uid := outbox_internal.uuid7();
-    elsif chosen is null then
-        if not outbox_internal.claim_uid(uid, outbox_internal.emitter()) then
-            return uid;
-        end if;
-    end if;
-    insert into outbox.event (
-        shard, uid, type, key, payload, content_type, headers, deliver_at, emitter, tenant, priority
-    )
-    values (outbox_internal.shard_of(key, uid), uid, type, key, body, 'application/json', headers, deliver_at, outbox_internal.emitter(),
-            tenant, priority);
-    if outbox_internal.asleep() then
-        if current_setting('outbox.wake', true) is distinct from 'off' then
-            perform pg_notify('outbox', '');
-        end if;
-    end if;
-    return uid;
-end
-$$;
-comment on function outbox.emit is
-    'Emit an event with a JSON payload in the caller''s transaction, and return its uid. It is relayed if the transaction '
-    'commits. Example: with o as (insert into orders … returning id) select outbox.emit(''order.created'', '
-    'json_build_object(''id'', id)) from o';
-
--- Emits one event. `outbox.wake` is a setting for those who prepare transactions, which may not have notified anybody.
--- As in version 2. The shard is filled in here.
--- As in version 9, with three more parameters. `unique_key` is looked at before the uid is used up.
+-- Emit one event; return its uid, or that of the event that was emitted before with this uid or unique key.
+--
+-- The transaction has its xid before it takes an id: see the table. `unique_key` is looked at before the uid is used up.
+-- `outbox.wake` is a setting for those who prepare transactions, which must not have notified anybody.
 create or replace function outbox.emit_raw(
     type text,
     payload bytea,
@@ -91,48 +19,35 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_variable
 declare
-    fault text;
-    chosen boolean;
+    own_xid constant xid8 := pg_current_xact_id();
+    event_id constant bigint := nextval('outbox.event_id_seq');
+    chosen constant boolean := uid is not null;
     earlier uuid;
 begin
-    if outbox_internal.is_usual(type, payload, key, headers, deliver_at, content_type) is not true then
-        fault := outbox_internal.event_fault(type, payload, key, headers, deliver_at, content_type,
-                                    nullif(current_setting('outbox.max_payload_bytes', true), ''));
-        if fault is not null then
-            raise exception using errcode = 'invalid_parameter_value', message = fault;
+    if outbox_internal.is_usual(type, payload, key, headers, deliver_at, content_type) is not true
+       or tenant is not null or priority is not null or unique_key is not null then
+        perform outbox_internal.check_event(type, payload, key, headers, deliver_at, content_type, tenant, priority, unique_key);
+    end if;
+    if not chosen then
+        uid := outbox_internal.uid_of(event_id);
+    end if;
+    if unique_key is not null then
+        earlier := outbox_internal.claim_unique_key(type, unique_key, uid, outbox_internal.emitter(), deliver_at);
+        if earlier is not null then
+            return earlier;
         end if;
     end if;
-    if tenant is not null or priority is not null or unique_key is not null then
-        fault := outbox_internal.queue_fault(tenant, priority, unique_key);
-        if fault is not null then
-            raise exception using errcode = 'invalid_parameter_value', message = fault;
-        end if;
-        if unique_key is not null then
-            chosen := uid is not null;
-            uid := coalesce(uid, outbox_internal.uuid7());
-            earlier := outbox_internal.claim_unique_key(type, unique_key, uid, outbox_internal.emitter(), deliver_at);
-            if earlier is not null then
-                return earlier;
-            end if;
-            if chosen and not outbox_internal.claim_uid(uid, outbox_internal.emitter()) then
-                delete from outbox.unique_key k where k.type = type and k.unique_key = unique_key;
-                return uid;
-            end if;
-            chosen := false;
-        end if;
-    end if;
-    if uid is null then
-        uid := outbox_internal.uuid7();
-    elsif chosen is null then
-        if not outbox_internal.claim_uid(uid, outbox_internal.emitter()) then
+    if chosen then
+        if not outbox_internal.claim_uid(uid, event_id, outbox_internal.emitter()) then
+            delete from outbox.unique_key k where k.type = type and k.unique_key = unique_key;
             return uid;
         end if;
     end if;
     insert into outbox.event (
-        shard, uid, type, key, payload, content_type, headers, deliver_at, emitter, tenant, priority
+        xid, id, uid, emitter, shard, priority, deliver_at, type, key, tenant, content_type, headers, payload
     )
-    values (outbox_internal.shard_of(key, uid), uid, type, key, payload, content_type, headers, deliver_at, outbox_internal.emitter(),
-            tenant, priority);
+    values (own_xid, event_id, uid, outbox_internal.emitter_oid(), outbox_internal.shard_of(key, uid), priority, deliver_at, type,
+            key, tenant, nullif(content_type, 'application/json'), headers, payload);
     if outbox_internal.asleep() then
         if current_setting('outbox.wake', true) is distinct from 'off' then
             perform pg_notify('outbox', '');
@@ -145,15 +60,73 @@ comment on function outbox.emit_raw is
     'Emit an event with a payload of bytes in the caller''s transaction, and return its uid. Parameters are those of '
     'outbox.emit, and the content type of the payload.';
 
+-- Emit one event with a JSON payload. One expression, which takes the place of its call when a statement is planned: so it
+-- costs nothing beside outbox.emit_raw, whose rights the caller needs anyway.
+create or replace function outbox.emit(
+    type text,
+    payload jsonb,
+    key text default null,
+    headers jsonb default null,
+    deliver_at timestamptz default null,
+    uid uuid default null,
+    tenant text default null,
+    priority integer default null,
+    unique_key text default null
+) returns uuid
+language sql volatile
+return outbox.emit_raw(type, convert_to(payload::text, 'UTF8'), key, headers, deliver_at, uid, 'application/json', tenant, priority,
+                       unique_key);
+comment on function outbox.emit is
+    'Emit an event with a JSON payload in the caller''s transaction, and return its uid. It is relayed if the transaction '
+    'commits. Example: with o as (insert into orders … returning id) select outbox.emit(''order.created'', '
+    'jsonb_build_object(''id'', id)) from o';
+
+-- Refuse an event that has a fault.
+create or replace function outbox_internal.check_event(
+    type text, payload bytea, key text, headers jsonb, deliver_at timestamptz, content_type text, tenant text, priority integer,
+    unique_key text
+) returns void
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    fault constant text := coalesce(
+        outbox_internal.event_fault(type, payload, key, headers, deliver_at, content_type,
+                                    nullif(current_setting('outbox.max_payload_bytes', true), '')),
+        outbox_internal.queue_fault(tenant, priority, unique_key));
+begin
+    if fault is not null then
+        raise exception using errcode = 'invalid_parameter_value', message = fault;
+    end if;
+end
+$$;
+
+-- Return the id of the event of the log with this uid, the newest one if the uid was used for several; null if the log has none.
+-- A uid has the id of its event in it, or outbox.uid knows the id. The plan is a generic one, by ids.
+create or replace function outbox_internal.event_id(wanted uuid) returns bigint
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    ids constant bigint[] := array[outbox_internal.id_in(wanted), (select u.id from outbox.uid u where u.uid = wanted)];
+begin
+    return (select e.id from outbox.event e where e.id = any (ids) and e.uid = wanted order by e.id + 0 desc limit 1);
+end
+$$;
+
 -- Record a uid that a caller chose. True: it is new, so its event is to be emitted. False: this role has used it
 -- before, and nothing is to be emitted. A uid that another role has used is refused by name.
 --
 -- Uids of version 7 may be those that emit makes, which leave no row in outbox.uid: they are looked for in the log,
 -- near the time that they hold. The query is planned with its values and without computing on them, which leaves out
 -- all other days: no partition is locked that emptying the log might wait for.
--- As in version 2, but a role that was renamed is still the one that used its uids. Only an old name that no role has now
--- is doubted: elsewhere, as after a restore, the number may be that of another role.
-create or replace function outbox_internal.claim_uid(claimed uuid, claimant text) returns boolean
+--
+-- A role that was renamed is still the one that used its uids. Only an old name that no role has now is doubted: elsewhere, as
+-- after a restore, the number may be that of another role.
+create or replace function outbox_internal.claim_uid(claimed uuid, event_id bigint, claimant text) returns boolean
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_custom_plan
@@ -165,11 +138,12 @@ declare
     made_at timestamptz;
     earliest timestamptz;
     latest timestamptz;
+    made_id bigint;
     is_new boolean;
 begin
     -- A row that was there may be deleted before it is read.
     for attempt in 1..3 loop
-        insert into outbox.uid (uid, emitter, emitter_oid) values (claimed, claimant, own) on conflict do nothing;
+        insert into outbox.uid (uid, id, emitter, emitter_oid) values (claimed, event_id, claimant, own) on conflict do nothing;
         is_new := found;
         exit when is_new;
         select u.emitter, u.emitter_oid into other, others from outbox.uid u where u.uid = claimed;
@@ -183,9 +157,11 @@ begin
         made_at := to_timestamp(('x' || encode(substring(uuid_send(claimed) from 1 for 6), 'hex'))::bit(48)::bigint / 1000.0);
         earliest := made_at - interval '10 minutes';
         latest := made_at + interval '10 minutes';
-        select e.emitter into other
+        made_id := outbox_internal.id_in(claimed);
+        select pg_get_userbyid(e.emitter)::text into other
           from outbox.event e
-         where e.uid = claimed and e.emitter <> claimant and e.created_at >= earliest and e.created_at <= latest
+         where e.id = made_id and e.uid = claimed and e.emitter <> own
+           and e.created_at >= earliest and e.created_at <= latest
          limit 1;
     end if;
     if other <> claimant and not (others = own and not exists (select from pg_roles r where r.rolname = other)) then
@@ -215,9 +191,9 @@ as $$
 #variable_conflict use_column
 begin
     return query
-    select e.uid, e.type, e.key, e.payload, e.content_type, e.headers, e.deliver_at
+    select e.uid, e.type, e.key, e.payload, coalesce(e.content_type, 'application/json'), e.headers, e.deliver_at
       from outbox.event e
-     where e.xid = pg_current_xact_id_if_assigned() and e.emitter = outbox_internal.emitter()
+     where e.xid = pg_current_xact_id_if_assigned() and e.emitter = outbox_internal.emitter_oid()
        and e.created_at >= now() - interval '1 minute'
      order by e.id;
 end

@@ -135,7 +135,7 @@ declare
     found_one text;
 begin
     if uid is not null
-       and not exists (select from outbox.event e where e.uid = check_erasable.uid)
+       and outbox_internal.event_id(uid) is null
        and not exists (select from outbox.delivery d where d.uid = check_erasable.uid)
        and not exists (select from outbox.attempt a where a.uid = check_erasable.uid)
        and not exists (select from outbox.discarded m where m.uid = check_erasable.uid) then
@@ -392,7 +392,10 @@ begin
                 union all
                 (select e.id, e.xid, coalesce(pg_column_size(e.payload), 0)
                    from outbox.event e
-                  where e.uid = next_of_subject.uid and e.id > low and e.id <= next_id
+                  -- The uid of an event may have been used again for another.
+                  where e.id = any (array[outbox_internal.id_in(next_of_subject.uid),
+                                          (select u.id from outbox.uid u where u.uid = next_of_subject.uid)])
+                    and e.uid = next_of_subject.uid and e.id > low and e.id <= next_id
                     and not outbox_internal.is_erased(e.content_type, e.payload)
                   order by e.id limit most)
               ) r
@@ -496,7 +499,9 @@ as $$
         (select d.uid, d.sink::text, outbox_internal.delivery_state(d.state, d.ordered, d.deliver_at)
            from outbox.delivery d
           where undelivered_of_subject.uid is null and d.id > low and d.id <= high and d.key = undelivered_of_subject.key
-            and not exists (select from outbox.event e where e.uid = d.uid and e.created_at = d.created_at)
+            and not exists (select from outbox.event e
+                             where e.id = any (array[d.id, (select u.id from outbox.uid u where u.uid = d.uid)])
+                               and e.uid = d.uid and e.created_at = d.created_at)
             and (d.sink >= '~' or exists (select from outbox.sink k where k.name = d.sink))
           limit 20)
         union
@@ -524,19 +529,3 @@ begin
     end if;
 end
 $$;
-
--- Fill in the shard where an INSERT of the log's owner, or of a subscription, leaves it out, and refuse a shard that no
--- relay reads. Emits name theirs, which costs them less.
-create or replace function outbox_internal.fill_shard() returns trigger
-language plpgsql volatile
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    if new.shard is not null then
-        raise exception using errcode = 'check_violation', message = format('there is no shard %s', new.shard);
-    end if;
-    new.shard := outbox_internal.shard_of(new.key, new.uid);
-    return new;
-end
-$$;
-

@@ -7,7 +7,7 @@ set timezone = 'UTC'
 as $$
     with known as (
         (select 1 as place, e.id, e.shard, e.type, e.key, e.tenant, e.priority, e.created_at
-           from outbox.event e where e.uid = wanted order by e.id + 0 desc limit 1)
+           from outbox.event e where e.id = (select outbox_internal.event_id(wanted)) and e.uid = wanted limit 1)
         union all
         (select 2, d.id, d.shard, d.type, d.key, null, null, d.created_at
            from outbox.delivery d where d.uid = wanted order by d.id desc limit 1)
@@ -63,7 +63,8 @@ as $$
           from outbox_internal.routed_states(wanted) p
           left join outbox_internal.replay_outcomes(wanted) r on r.sink = p.sink
           left join (
-            select l.created_at, l.deliver_at from outbox.event l where l.uid = wanted order by l.id + 0 desc limit 1
+            select l.created_at, l.deliver_at from outbox.event l
+             where l.id = (select outbox_internal.event_id(wanted)) and l.uid = wanted limit 1
           ) e on true
           left join outbox.scheduled_change c on c.uid = wanted and c.created_at = e.created_at
          cross join lateral (
@@ -91,10 +92,9 @@ set jit = off
 as $$
     with logged as materialized (
         select e.id, e.shard, e.xid, e.type, e.key, e.deliver_at, e.created_at,
-               e.content_type = 'application/x-erased' and coalesce(octet_length(e.payload), 0) = 0 as erased
+               outbox_internal.is_erased(e.content_type, e.payload) as erased
           from outbox.event e
-         where e.uid = wanted
-         order by e.id + 0 desc
+         where e.id = (select outbox_internal.event_id(wanted)) and e.uid = wanted
          limit 1
     ),
     parked as materialized (

@@ -56,7 +56,7 @@ begin
              order by i.handled_at limit most) n;
     delete from outbox.inbox i
      where i.handled_at <= last_at and (t.inbox_cursor is null or i.handled_at > t.inbox_cursor)
-       and not exists (select from outbox.event e where e.uid = i.uid)
+       and outbox_internal.event_id(i.uid) is null
        and not exists (select from outbox.delivery d where d.uid = i.uid);
     get diagnostics removed = row_count;
     left_over := looked = most;

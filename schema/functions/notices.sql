@@ -10,7 +10,8 @@ set timezone = 'UTC'
 as $$
 declare
     made_at constant timestamptz := clock_timestamp();
-    uid constant uuid := outbox_internal.uuid7();
+    event_id bigint;
+    uid uuid;
     key constant text := nullif(subject, '');
     made boolean;
 begin
@@ -23,10 +24,11 @@ begin
                   where n.at <= excluded.at - interval '1 hour' or n.at >= excluded.at + interval '1 minute';
         made := found;
         if made then
-            insert into outbox.event (shard, uid, type, key, payload, content_type, emitter)
-            values (outbox_internal.shard_of(key, uid), uid, notice_type, key,
-                    convert_to((jsonb_build_object('at', made_at) || jsonb_strip_nulls(details))::text, 'UTF8'),
-                    'application/json', outbox_internal.emitter());
+            event_id := nextval('outbox.event_id_seq');  -- the transaction has its xid, by the notice
+            uid := outbox_internal.uid_of(event_id);
+            insert into outbox.event (id, uid, emitter, shard, type, key, payload)
+            values (event_id, uid, outbox_internal.emitter_oid(), outbox_internal.shard_of(key, uid), notice_type, key,
+                    convert_to((jsonb_build_object('at', made_at) || jsonb_strip_nulls(details))::text, 'UTF8'));
             delete from outbox.notice n
              where (n.type, n.sink, n.cause) in (
                 select o.type, o.sink, o.cause from outbox.notice o

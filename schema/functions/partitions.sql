@@ -1,10 +1,10 @@
--- Makes the partitions (UTC) that are missing from today to `days_ahead` days ahead, and returns how many. Each has one
--- day, or with more than 31 days of retention a fourteenth of them, at most 31 (as it has where events are kept
--- indefinitely): every attached partition makes each read a little slower. Those that exist stay as they are.
--- They begin above the newest row of the DEFAULT partition, so that attaching finds nothing to move.
+-- Makes the partitions (UTC) that are missing from today to `days_ahead` days ahead, and returns how many. Each has a
+-- seventh of the days of retention, at least one and at most 31 (as it has where events are kept indefinitely): every attached
+-- partition makes each read a little slower, and is locked by it. Those that exist stay as they are. They begin above the newest row of the DEFAULT partition, so that attaching finds nothing to move.
 -- SECURITY DEFINER because only the owner of the log may attach: the relay's role is not that. Default privileges of
 -- the owner give nothing away, and nothing that the caller has set decides where or how a table is made.
--- As in version 6, and an event of a later time in the DEFAULT partition, such as one that was emitted while the clock was
+--
+-- An event of a later time in the DEFAULT partition, such as one that was emitted while the clock was
 -- wrong, keeps no partition of an earlier time from being made. While the DEFAULT partition is large, a call makes one
 -- partition: PostgreSQL reads all of DEFAULT for each, and emits wait for the end of the transaction.
 create or replace function outbox_internal.make_partitions(days_ahead integer default 3) returns integer
@@ -20,8 +20,7 @@ declare
     today timestamp := date_trunc('day', clock_timestamp() at time zone 'UTC');
     large constant bigint := 8388608;
     span constant integer := (
-        select case when r.keep_days > 31 then least(r.keep_days / 14, 31)
-                    when r.keep_days = 0 and r.stated then 31 else 1 end
+        select case when r.keep_days = 0 and r.stated then 31 else least(greatest(r.keep_days / 7, 1), 31) end
           from outbox.retention r);
     begins timestamp;
     upto timestamp;

@@ -429,7 +429,8 @@ begin
                n.uid, n.type, n.key, n.payload, n.content_type, n.headers, n.deliver_at, n.created_at, n.emitter
           from (
             select e.id, e.shard, e.uid, e.type, case when octet_length(e.key) <= 1024 then e.key end as key,
-                   case when reason is null then e.payload end as payload, e.content_type,
+                   case when reason is null then e.payload end as payload,
+                   coalesce(e.content_type, 'application/json') as content_type,
                    case when reason is null then e.headers end as headers, coalesce(c.deliver_at, e.deliver_at) as deliver_at,
                    e.created_at, e.emitter, coalesce(e.priority, 0) as priority,
                    case when fair then case when octet_length(e.tenant) <= 255 then e.tenant else '' end end as tenant,

@@ -53,7 +53,7 @@ create or replace function outbox_internal.look_small(
     seq bigint, snapshot text, next_xid bigint, incarnation text, now timestamptz, generations bigint,
     read boolean,
     id bigint, shard smallint, uid text, type text, key text, payload bytea, content_type text, headers text,
-    deliver_at timestamptz, created_at timestamptz, fault text
+    deliver_at timestamptz, created_at timestamptz, fault text, bytes_before bigint
 )
 language plpgsql volatile rows 100
 set search_path = pg_catalog, pg_temp
@@ -121,17 +121,49 @@ begin
 end
 $$;
 
--- The window from tick A to tick B, second part, as in version 1: ids above A's sequence value in id order, visible in B
--- and not in A. Below that value it finds the latecomers, id by id: for those that lie close together.
--- As in version 2, without erased events.
--- As in version 9, without reserved types unless they are asked for.
-create or replace function outbox_internal.read_rest(
-    shards smallint[], types text[], a pg_snapshot, b pg_snapshot, after_id bigint, upto_id bigint,
-    most_rows integer, most_bytes bigint, most_payload bigint default null
-) returns table (
+-- An event of the log as a relay reads it: without values that no client can load and without a payload or key that is too large,
+-- whose fault says so. All reading functions return what this one does.
+--
+-- Reads of small events give `most_size`. Then an event with a larger payload, with headers of twice as much, or with a fault has
+-- the fault `unread`: it and those behind it are to be read by outbox_internal.read_rest.
+--
+-- A query, which takes the place of its call when a statement is planned. It is called on the events that a subquery with a
+-- limit has chosen, so that only what is returned is looked at, and no partition's plan does it.
+create or replace function outbox_internal.readable(e outbox.event, ceiling bigint, most_size integer) returns table (
     id bigint, shard smallint, uid text, type text, key text, payload bytea, content_type text, headers text,
     deliver_at timestamptz, created_at timestamptz, fault text
 )
+language sql stable
+begin atomic
+    select e.id, e.shard, e.uid::text, e.type,
+           case when octet_length(e.key) <= 1024 then e.key end,
+           case when octet_length(e.payload) <= ceiling then e.payload end,
+           coalesce(e.content_type, 'application/json'),
+           case when pg_column_size(e.headers) <= coalesce(2 * most_size, 262144) then e.headers::text end,
+           case when e.deliver_at >= '0001-01-01 00:00:00+00' and e.deliver_at < '9999-01-01 00:00:00+00' then e.deliver_at end,
+           least(greatest(e.created_at, '0001-01-01 00:00:00+00'), '9998-12-31 00:00:00+00'),
+           case when most_size is null
+                then outbox_internal.delivery_fault(e.payload, e.key, e.headers, e.deliver_at, ceiling)
+                when pg_column_size(e.headers) > 2 * most_size
+                     or outbox_internal.delivery_fault(e.payload, e.key, e.headers, e.deliver_at, ceiling) is not null
+                then 'unread' end;
+end;
+
+-- The bytes of an event that a read returns.
+create or replace function outbox_internal.bytes_of(payload bytea, key text, headers text) returns integer
+language sql immutable
+return coalesce(octet_length(payload), 0) + coalesce(octet_length(key), 0) + coalesce(octet_length(headers), 0);
+
+-- The window from tick A to tick B, second part: ids above A's sequence value in id order, visible in B and not in A. Below that
+-- value it finds the latecomers, id by id: for those that lie close together. Erased events are left out, and so are reserved
+-- types unless they are asked for. The read ends with the event that reaches `most_bytes`.
+--
+-- Reads are not bounded by `created_at`, which would spare them most partitions: a clock may step back by more than any bound
+-- and forth again between two ticks, while no relay runs, and nothing would tell which events were emitted meanwhile.
+create or replace function outbox_internal.read_rest(
+    shards smallint[], types text[], a pg_snapshot, b pg_snapshot, after_id bigint, upto_id bigint,
+    most_rows integer, most_bytes bigint, most_payload bigint default null
+) returns setof outbox_internal.read_event
 language plpgsql stable rows 1000
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
@@ -143,37 +175,18 @@ set jit = off
 as $$
 #variable_conflict use_column
 declare
-    ceiling constant bigint := case when most_payload is not null then least(most_payload, outbox_internal.payload_ceiling()) end;
+    ceiling constant bigint := least(most_payload, outbox_internal.payload_ceiling());
     notices constant boolean := coalesce('outbox.%' = any (types), false);
 begin
     return query
-    select w.id, w.shard, w.uid::text, w.type,
-           case when w.fault is null or octet_length(w.key) <= 1024 then w.key end,
-           case when w.fault is null then w.payload end, w.content_type, w.headers,
-           case when w.fault is null
-                  or (w.deliver_at >= '0001-01-01 00:00:00+00' and w.deliver_at < '9999-01-01 00:00:00+00')
-                then w.deliver_at end,
-           case when ceiling is null
-                  or (w.created_at >= '0001-01-01 00:00:00+00' and w.created_at < '9999-01-01 00:00:00+00')
-                then w.created_at
-                else least(greatest(w.created_at, '0001-01-01 00:00:00+00'), '9998-12-31 00:00:00+00') end,
-           w.fault
+    select w.*
       from (
-        select f.*, sum(case when f.fault is null then coalesce(octet_length(f.payload), 0) else 0 end
-                        + case when ceiling is null then 0
-                               else case when f.fault is null or octet_length(f.key) <= 1024
-                                         then coalesce(octet_length(f.key), 0) else 0 end
-                                    + coalesce(octet_length(f.headers), 0) end)
-                    over (order by f.id rows between unbounded preceding and 1 preceding) as before
+        select f.*, sum(outbox_internal.bytes_of(f.payload, f.key, f.headers))
+                    over (order by f.id rows between unbounded preceding and 1 preceding) as bytes_before
           from (
-            -- A level of its own (offset 0), so that only what is returned is looked at, and no partition's plan does it.
-            select e.id, e.shard, e.uid, e.type, e.key, e.payload, e.content_type, e.deliver_at, e.created_at,
-                   case when e.headers is null then null
-                        when ceiling is null or pg_column_size(e.headers) <= 262144 then e.headers::text end as headers,
-                   outbox_internal.delivery_fault(e.payload, e.key, e.headers, e.deliver_at, ceiling) as fault
+            select r.*
               from (
-                select l.id, l.shard, l.uid, l.type, l.key, l.payload, l.content_type, l.headers, l.deliver_at,
-                       l.created_at
+                select l.*
                   from outbox.event l
                  where l.id > after_id and l.id <= upto_id and l.shard = any (shards)
                    and (types is null or l.type like any (types)) and (notices or l.type not like 'outbox.%')
@@ -182,10 +195,11 @@ begin
                  order by l.id
                  limit most_rows
               ) e
-            order by e.id offset 0
+             cross join lateral outbox_internal.readable(e, ceiling, null) r
+             order by r.id offset 0
           ) f
       ) w
-     where w.before < most_bytes or w.before is null;
+     where w.bytes_before < most_bytes or w.bytes_before is null;
 end
 $$;
 
@@ -201,15 +215,12 @@ $$;
 -- Transactions in [xmax, a_next) of A are listed when there are few; else those that have events are found one after
 -- another by the index: most numbers of a long range are savepoints. Events that lie close together are read in id
 -- order, others by transaction.
--- As in version 2, without erased events.
--- As in version 9, without reserved types unless they are asked for.
+--
+-- Erased events are left out, and so are reserved types unless they are asked for.
 create or replace function outbox_internal.read_late(
     shards smallint[], types text[], a pg_snapshot, a_next bigint, b pg_snapshot, after_id bigint, upto_id bigint,
     most_rows integer, most_bytes bigint, most_payload bigint default null
-) returns table (
-    id bigint, shard smallint, uid text, type text, key text, payload bytea, content_type text, headers text,
-    deliver_at timestamptz, created_at timestamptz, fault text
-)
+) returns setof outbox_internal.read_event
 language plpgsql stable rows 100
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
@@ -224,7 +235,7 @@ declare
     no_limit constant bigint := 9223372036854775807;
     few constant integer := 32;
     close_together constant integer := 25;
-    ceiling constant bigint := case when most_payload is not null then least(most_payload, outbox_internal.payload_ceiling()) end;
+    ceiling bigint;
     notices constant boolean := coalesce('outbox.%' = any (types), false);
     above constant bigint := pg_snapshot_xmax(a)::text::bigint;
     b_xmax constant bigint := pg_snapshot_xmax(b)::text::bigint;
@@ -265,7 +276,8 @@ begin
     if cardinality(late) = 0 then
         return;
     end if;
-    if ceiling is not null then
+    ceiling := least(most_payload, outbox_internal.payload_ceiling());
+    if most_payload is not null then
         select count(*), min(r.id) - 1, max(r.id) into looks, after_id, last_id
           from (
             select l.id from outbox.event l
@@ -304,33 +316,14 @@ begin
         select * from outbox_internal.read_rest(shards, types, a, b, after_id, last_id, most_rows, most_bytes, most_payload);
     else
     return query
-    select w.id, w.shard, w.uid::text, w.type,
-           case when w.fault is null or octet_length(w.key) <= 1024 then w.key end,
-           case when w.fault is null then w.payload end, w.content_type, w.headers,
-           case when w.fault is null
-                  or (w.deliver_at >= '0001-01-01 00:00:00+00' and w.deliver_at < '9999-01-01 00:00:00+00')
-                then w.deliver_at end,
-           case when ceiling is null
-                  or (w.created_at >= '0001-01-01 00:00:00+00' and w.created_at < '9999-01-01 00:00:00+00')
-                then w.created_at
-                else least(greatest(w.created_at, '0001-01-01 00:00:00+00'), '9998-12-31 00:00:00+00') end,
-           w.fault
+    select w.*
       from (
-        select f.*, sum(case when f.fault is null then coalesce(octet_length(f.payload), 0) else 0 end
-                        + case when ceiling is null then 0
-                               else case when f.fault is null or octet_length(f.key) <= 1024
-                                         then coalesce(octet_length(f.key), 0) else 0 end
-                                    + coalesce(octet_length(f.headers), 0) end)
-                    over (order by f.id rows between unbounded preceding and 1 preceding) as before
+        select f.*, sum(outbox_internal.bytes_of(f.payload, f.key, f.headers))
+                    over (order by f.id rows between unbounded preceding and 1 preceding) as bytes_before
           from (
-            -- A level of its own (offset 0), so that only what is returned is looked at, and no partition's plan does it.
-            select e.id, e.shard, e.uid, e.type, e.key, e.payload, e.content_type, e.deliver_at, e.created_at,
-                   case when e.headers is null then null
-                        when ceiling is null or pg_column_size(e.headers) <= 262144 then e.headers::text end as headers,
-                   outbox_internal.delivery_fault(e.payload, e.key, e.headers, e.deliver_at, ceiling) as fault
+            select r.*
               from (
-                select l.id, l.shard, l.uid, l.type, l.key, l.payload, l.content_type, l.headers, l.deliver_at,
-                       l.created_at
+                select l.*
                   from outbox.event l
                  where l.xid = any (late) and l.id + 0 > after_id and l.id + 0 <= last_id
                    and (l.shard + 0) = any (shards) and (types is null or l.type like any (types))
@@ -338,31 +331,28 @@ begin
                  order by l.id + 0
                  limit most_rows
               ) e
-            order by e.id offset 0
+             cross join lateral outbox_internal.readable(e, ceiling, null) r
+             order by r.id offset 0
           ) f
       ) w
-     where w.before < most_bytes or w.before is null
+     where w.bytes_before < most_bytes or w.bytes_before is null
      order by w.id;
     end if;
     if looks > most_looks and last_id < upto_id then
         return query
         select last_id, -1::smallint, ''::text, ''::text, null::text, null::bytea, ''::text, null::text,
-               null::timestamptz, '2000-01-01 00:00:00+00'::timestamptz, null::text;
+               null::timestamptz, '2000-01-01 00:00:00+00'::timestamptz, null::text, null::bigint;
     end if;
 end
 $$;
 
 -- The next events of a window, as outbox_internal.read_rest finds them, if they are small: at most `most_rows`, none of them with
--- more than `most_size` bytes of payload, key and headers. So their bytes are bounded without a running sum, which takes a
--- third of the time of outbox_internal.read_rest. An event that is larger, or that has a fault, comes without its contents and with
--- the fault 'unread': it and those behind it are to be read by outbox_internal.read_rest.
+-- more than `most_size` bytes of payload, or twice as many of headers. So their bytes are bounded without a running sum, which takes a third
+-- of the time of outbox_internal.read_rest. An event that is larger, or that has a fault, comes with the fault `unread`.
 create or replace function outbox_internal.read_small(
     shards smallint[], types text[], a pg_snapshot, b pg_snapshot, after_id bigint, upto_id bigint,
     most_rows integer, most_size integer, most_payload bigint
-) returns table (
-    id bigint, shard smallint, uid text, type text, key text, payload bytea, content_type text, headers text,
-    deliver_at timestamptz, created_at timestamptz, fault text
-)
+) returns setof outbox_internal.read_event
 language plpgsql stable rows 1000
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
@@ -378,35 +368,19 @@ declare
     notices constant boolean := coalesce('outbox.%' = any (types), false);
 begin
     return query
-    select w.id, w.shard, w.uid::text, w.type, case when w.small then w.key end,
-           case when w.small then w.payload end, w.content_type, case when w.small then w.headers end,
-           case when w.small then w.deliver_at end,
-           case when w.small then w.created_at else '1970-01-01 00:00:00+00' end,
-           case when not w.small then 'unread' end
+    select r.*, null::bigint
       from (
-        select f.*, coalesce(f.intact and f.bytes + coalesce(octet_length(f.headers), 0) <= most_size, false) as small
-          from (
-            -- A level of its own (offset 0), so that only what is returned is looked at, and no partition's plan does it.
-            select e.id, e.shard, e.uid, e.type, e.key, e.payload, e.content_type, e.deliver_at, e.created_at,
-                   case when pg_column_size(e.headers) <= 262144 then e.headers::text end as headers,
-                   coalesce(octet_length(e.payload), 0) + coalesce(octet_length(e.key), 0) as bytes,
-                   e.created_at >= '0001-01-01 00:00:00+00' and e.created_at < '9999-01-01 00:00:00+00'
-                   and outbox_internal.delivery_fault(e.payload, e.key, e.headers, e.deliver_at, ceiling) is null as intact
-              from (
-                select l.id, l.shard, l.uid, l.type, l.key, l.payload, l.content_type, l.headers, l.deliver_at,
-                       l.created_at
-                  from outbox.event l
-                 where l.id > after_id and l.id <= upto_id and l.shard = any (shards)
-                   and (types is null or l.type like any (types)) and (notices or l.type not like 'outbox.%')
-                   and not outbox_internal.is_erased(l.content_type, l.payload)
-                   and pg_visible_in_snapshot(l.xid, b) and not pg_visible_in_snapshot(l.xid, a)
-                 order by l.id
-                 limit greatest(most_rows, 0)
-              ) e
-            order by e.id offset 0
-          ) f
-        offset 0
-      ) w;
+        select l.*
+          from outbox.event l
+         where l.id > after_id and l.id <= upto_id and l.shard = any (shards)
+           and (types is null or l.type like any (types)) and (notices or l.type not like 'outbox.%')
+           and not outbox_internal.is_erased(l.content_type, l.payload)
+           and pg_visible_in_snapshot(l.xid, b) and not pg_visible_in_snapshot(l.xid, a)
+         order by l.id
+         limit greatest(most_rows, 0)
+      ) e
+     cross join lateral outbox_internal.readable(e, least(ceiling, most_size), most_size) r
+     order by r.id;
 end
 $$;
 

@@ -94,7 +94,7 @@ comment on function outbox.rebase is
     'After a restore into another cluster, while no relay runs: adapt the log to the transaction numbers of this server. '
     'Returns the id above which new events get theirs.';
 
--- Marks of discarded events follow them to their new ids.
+-- Give events new ids. Their uids have the old ones, so outbox.uid gets the new ones, and marks of discarded events follow.
 create or replace function outbox_internal.renumber(upto_id bigint, highest bigint) returns bigint
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -117,6 +117,10 @@ begin
     ),
     marks as (
         update outbox.discarded m set id = v.id from moved v where m.uid = v.uid and m.id = v.old_id
+    ),
+    named as (
+        insert into outbox.uid as u (uid, id) select v.uid, max(v.id) from moved v group by v.uid
+            on conflict (uid) do update set id = excluded.id
     )
     select count(*) into renumbered from moved;
     return renumbered;

@@ -126,7 +126,8 @@ begin
     end if;
     newest := coalesce((select max(e.id) from outbox.event e), 0);
     if f.uids is not null then
-        r.ids := array(select e.id from outbox.event e where e.uid = any (f.uids) order by e.id);
+        r.ids := array(select i.id from unnest(f.uids) u (uid) cross join lateral outbox_internal.event_id(u.uid) i (id)
+                        where i.id is not null order by 1);
         r.from_id := coalesce(r.ids[1] - 1, newest);
         r.upto_id := greatest(r.from_id, coalesce(r.ids[cardinality(r.ids)], newest));
     else
@@ -166,7 +167,7 @@ begin
     matched := least(counted.events, limited);
     exact := counted.events <= limited and counted.upto >= r.upto_id;
     unknown := array(select u.uid::text from unnest(r.uids) u (uid)
-                      where not exists (select from outbox.event e where e.uid = u.uid) order by 1);
+                      where outbox_internal.event_id(u.uid) is null order by 1);
     if r.since is null and r.uids is null then
         oldest := outbox_internal.loadable_time((select e.created_at from outbox.event e order by e.id limit 1));
     end if;
@@ -286,10 +287,7 @@ comment on function outbox.replays is
 create or replace function outbox_internal.read_replayed(
     replay_id bigint, shards smallint[], after_id bigint, upto_id bigint, most_rows integer, most_bytes bigint,
     most_payload bigint
-) returns table (
-    id bigint, shard smallint, uid text, type text, key text, payload bytea, content_type text, headers text,
-    deliver_at timestamptz, created_at timestamptz, fault text
-)
+) returns setof outbox_internal.read_event
 language plpgsql stable security definer rows 1000
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
@@ -303,8 +301,6 @@ set jit = off
 as $$
 #variable_conflict use_column
 declare
-    first_time constant timestamptz := '0001-01-01 00:00:00+00';
-    last_time constant timestamptz := '9999-01-01 00:00:00+00';
     r constant outbox.replay := (select p from outbox.replay p where p.id = replay_id);
     ceiling constant bigint := least(most_payload, outbox_internal.payload_ceiling());
     wanted constant smallint[] := array(select s from unnest(shards) s
@@ -363,31 +359,26 @@ begin
           ) c;
     end if;
     return query
-    select w.id, w.shard, w.uid::text, w.type, case when w.fault is null or octet_length(w.key) <= 1024 then w.key end,
-           case when w.fault is null then w.payload end, w.content_type, w.headers,
-           case when w.fault is null or (w.deliver_at >= first_time and w.deliver_at < last_time) then w.deliver_at end,
-           greatest(first_time, least(w.created_at, last_time - interval '1 second')), w.fault
+    select w.*
       from (
-        select f.*, sum(case when f.fault is null then coalesce(octet_length(f.payload), 0) else 0 end
-                        + case when f.fault is null or octet_length(f.key) <= 1024
-                               then coalesce(octet_length(f.key), 0) else 0 end
-                        + coalesce(octet_length(f.headers), 0))
-                    over (order by f.id rows between unbounded preceding and 1 preceding) as before
+        select f.*, sum(outbox_internal.bytes_of(f.payload, f.key, f.headers))
+                    over (order by f.id rows between unbounded preceding and 1 preceding) as bytes_before
           from (
-            select e.id, e.shard, e.uid, e.type, e.key, e.payload, e.content_type, e.deliver_at, e.created_at,
-                   case when e.headers is not null and pg_column_size(e.headers) <= 262144 then e.headers::text end as headers,
-                   outbox_internal.delivery_fault(e.payload, e.key, e.headers, e.deliver_at, ceiling) as fault
-              from outbox.event e
-             where e.id = any (chosen)
-             order by e.id offset 0
+            select r.*
+              from (
+                select l.* from outbox.event l where l.id = any (chosen) order by l.id
+              ) e
+             cross join lateral outbox_internal.readable(e, ceiling, null) r
+             order by r.id offset 0
           ) f
       ) w
-     where w.before < most_bytes or w.before is null
+     where w.bytes_before < most_bytes or w.bytes_before is null
      order by w.id;
     get diagnostics returned = row_count;
     -- Of a read that was cut by its bytes, those before the last event that it returned.
     return query
-    select p.id, p.shard, '', '', null::text, null::bytea, '', null::text, null::timestamptz, now(), p.reason
+    select p.id, p.shard, '', '', null::text, null::bytea, '', null::text, null::timestamptz, now(), p.reason,
+           null::bigint
       from unnest(passed_ids, passed_shards, reasons) p (id, shard, reason)
      where returned = coalesce(cardinality(chosen), 0)
         or p.id < (select c.id from unnest(chosen) c (id) order by c.id offset greatest(returned - 1, 0) limit 1)
@@ -689,7 +680,8 @@ as $$
         select m.id, m.target, m.state, o.outcome, o.reason, o.settled, row_number() over (order by m.id desc) as place
           from (
             select r.id, r.target, r.state, r as replay, e.id as event_id, e.shard, e.uid
-              from (select e.* from outbox.event e where e.uid = wanted order by e.id + 0 desc limit 1) e
+              from (select l.* from outbox.event l
+                     where l.id = (select outbox_internal.event_id(wanted)) and l.uid = wanted limit 1) e
               join outbox.replay r
                 on r.from_id < e.id and r.upto_id >= e.id and (r.ids is null or e.id = any (r.ids)) and not r.target_gone
                    and r.floor = (select m.floor from outbox.meta m)

@@ -101,6 +101,7 @@ as $$
 declare
     made_at timestamptz := case when get_byte(uuid_send(wanted), 6) >> 4 = 7 then
         to_timestamp(('x' || encode(substring(uuid_send(wanted) from 1 for 6), 'hex'))::bit(48)::bigint / 1000.0) end;
+    ids constant bigint[] := array[outbox_internal.id_in(wanted), (select u.id from outbox.uid u where u.uid = wanted)];
     earliest timestamptz;
     latest timestamptz;
 begin
@@ -108,9 +109,9 @@ begin
         if made_at is not null then
             earliest := made_at - interval '10 minutes';
             latest := made_at + case when attempt = 1 then interval '10 minutes' else interval '1 hour' end;
-            select e.emitter, e.deliver_at, e.created_at into emitter, deliver_at, created_at
+            select pg_get_userbyid(e.emitter)::text, e.deliver_at, e.created_at into emitter, deliver_at, created_at
               from outbox.event e
-             where e.uid = wanted and e.created_at >= earliest and e.created_at <= latest
+             where e.id = any (ids) and e.uid = wanted and e.created_at >= earliest and e.created_at <= latest
              order by e.id + 0 desc limit 1;
             if found then
                 return;
@@ -119,7 +120,7 @@ begin
         -- A uid that the caller chose may have any time, or none.
         made_at := (select u.created_at from outbox.uid u where u.uid = wanted);
     end loop;
-    select d.emitter, d.deliver_at, d.created_at into emitter, deliver_at, created_at
+    select pg_get_userbyid(d.emitter)::text, d.deliver_at, d.created_at into emitter, deliver_at, created_at
       from outbox.delivery d
      where d.uid = wanted and d.sink < '~' and outbox_internal.is_untouched(d)
      order by d.id desc limit 1;
@@ -150,7 +151,9 @@ begin
           from gone g
           join outbox.scheduled_change c on c.uid = g.uid
           left join lateral (
-            select l.id from outbox.event l where l.uid = g.uid and l.created_at = g.created_at order by l.id + 0 desc limit 1
+            select l.id from outbox.event l
+             where l.id = any (array[g.id, (select u.id from outbox.uid u where u.uid = g.uid)])
+               and l.uid = g.uid and l.created_at = g.created_at limit 1
           ) e on true
             on conflict do nothing
     )
@@ -326,7 +329,7 @@ begin
                  order by coalesce(s.deliver_at, s.changed_at) limit 10 * most
               ) o
              where o.created_at < (select e.created_at from outbox.event e order by e.id limit 1)
-               and not exists (select from outbox.event e where e.uid = o.uid)
+               and outbox_internal.event_id(o.uid) is null
                and not exists (select from outbox.delivery d where d.uid = o.uid)
              limit most));
     get diagnostics removed = row_count;

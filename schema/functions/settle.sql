@@ -57,7 +57,7 @@ begin
                    case when r.lease is not null then owner_id end, r.error, r.status,
                    case when r.attempts > 0 or r.lease is not null or r.last_attempt is not null then clock_timestamp() end,
                    r.last_attempt::jsonb,
-                   e.uid, e.type, e.key, e.payload, e.content_type, e.headers, coalesce(c.deliver_at, e.deliver_at), e.created_at,
+                   e.uid, e.type, e.key, e.payload, coalesce(e.content_type, 'application/json'), e.headers, coalesce(c.deliver_at, e.deliver_at), e.created_at,
                    e.emitter
               from unnest(ids, states, ordereds, due_in, attempt_counts, claim_counts, leases, lease_for, errors, statuses,
                           last_attempts)

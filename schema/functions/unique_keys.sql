@@ -94,16 +94,14 @@ end
 $$;
 
 -- Delete unique keys whose event is done, among at most `most` that are to be looked at, and return how many were deleted. An
--- event that is not done is looked at again in a second, or in a twentieth of its age if that is longer, up to half a minute;
--- one that is scheduled for later when it is due, and at least once an hour.
+-- event that is not done is looked at again in a second. If more than 100 are to be looked at, the next look is in a twentieth
+-- of its age if that is longer, up to half a minute, so that a call costs about as much however many keys are in use. One that
+-- is scheduled for later is looked at when it is due, and at least once an hour.
 --
 -- Keys are looked at without a lock, because emits wait for it: an event that is done stays done.
--- As in version 21: delete unique keys whose event is done, among at most `most` that are to be looked at, and return how many
--- were deleted. An event that is not done is looked at again in a second. If more than 100 are to be looked at, the next look is
--- in a twentieth of its age if that is longer, up to half a minute, so that a call costs about as much however many keys are in
--- use. One that is scheduled for later is looked at when it is due, and at least once an hour.
--- As in version 28. A key whose next look is more than an hour ahead was looked at while the clock was wrong. It is looked at
--- now, since emits with it are merged into an event that may be done.
+--
+-- A key whose next look is more than an hour ahead was looked at while the clock was wrong. It is looked at now, since emits
+-- with it are merged into an event that may be done.
 create or replace function outbox_internal.finish_unique_keys(most integer) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -145,11 +143,12 @@ begin
     logged as materialized (
         select k.uid, k.claimed_at, e.id, e.xid, e.shard, e.type, coalesce(c.deliver_at, e.deliver_at) as due
           from keys k
+         cross join lateral (select outbox_internal.event_id(k.uid) as id offset 0) i
           left join lateral (
             select l.id, l.xid, l.shard, l.type, l.deliver_at
               from outbox.event l
-             where l.uid = k.uid and l.created_at >= k.claimed_at - interval '1 day'
-             order by l.id + 0 desc limit 1
+             where l.id = i.id and l.uid = k.uid
+             limit 1
           ) e on true
           left join lateral (
             select s.deliver_at from outbox.scheduled_change s where s.uid = k.uid limit 1

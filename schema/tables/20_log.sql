@@ -5,33 +5,40 @@ comment on sequence outbox.event_id_seq is
 
 -- `xid` is the first column on purpose. Defaults are evaluated in column order, so a transaction has its xid
 -- before it takes an id: any that starts after a tick has ids above the tick's sequence value. No role may
--- insert `id` or `xid`, or this would no longer hold.
+-- insert `id` or `xid`, or this would no longer hold; outbox.emit_raw takes them in the same order.
+--
+-- Emit computes the shard. Who inserts otherwise, as the owner may, calls outbox_internal.shard_of. A subscription brings
+-- the shards of its publisher.
+--
+-- A uid ends with the id of its event, which is found by that: see outbox_internal.event_id. Who inserts another uid puts it
+-- into outbox.uid too, with the id.
 create table outbox.event (
     xid xid8 not null default pg_current_xact_id(),
     id bigint not null default nextval('outbox.event_id_seq'),
-    shard smallint not null,
+    created_at timestamptz not null default clock_timestamp(),
     uid uuid not null,
+    emitter oid,
+    shard smallint not null,
+    priority smallint,
+    deliver_at timestamptz,
     type text collate "C" not null,
     key text collate "C",
-    payload bytea,
-    content_type text not null,
-    headers jsonb,
-    deliver_at timestamptz,
-    created_at timestamptz not null default clock_timestamp(),
-    emitter text,
     tenant text collate "C",
-    priority smallint
+    content_type text,
+    headers jsonb,
+    payload bytea
 ) partition by range (created_at);
 comment on table outbox.event is
     'The log: every event, in partitions by day. Rows are never changed, except by an erasure.';
 comment on column outbox.event.emitter is
-    'The role that emitted the event.';
+    'The role that emitted the event, in the cluster where it did.';
+comment on column outbox.event.content_type is
+    'Null: application/json.';
 comment on column outbox.event.tenant is
     'Whose event it is, in an application with several tenants.';
 comment on column outbox.event.priority is
     'The rank that the application gave it; null: 0.';
 create index event_id on outbox.event (id, shard);
-create index event_uid on outbox.event (uid);
 create index event_xid_id on outbox.event (xid, ((id + 0)));
 
 -- A missing partition must never fail a business transaction.
@@ -42,15 +49,19 @@ alter table outbox.event alter key set statistics 0, alter payload set statistic
 -- is hidden in an expression that no other statement has: else a plan for ids may go through this index from end to end.
 create index event_default_created_at on outbox.event_default (created_at, ((id - 0)));
 
--- uids that callers chose themselves, for their own idempotent retry.
+-- uids that callers chose themselves, for their own idempotent retry, and uids of events that rebase has given another id.
+-- The emitter is a name too, so that a role still has its uids when it was moved to another cluster.
 create table outbox.uid (
     uid uuid primary key,
+    id bigint,
     created_at timestamptz not null default clock_timestamp(),
     emitter text,
     emitter_oid oid
 );
 comment on table outbox.uid is
     'The uids that an emitter chose: a second emit with one returns it and emits nothing.';
+comment on column outbox.uid.id is
+    'The id of the event.';
 comment on column outbox.uid.emitter_oid is
     'The role that used the uid, whatever it is renamed to in this cluster.';
 
@@ -101,3 +112,10 @@ comment on column outbox.scheduled_change.look_at is
     'When a relay next carries out the change; null: it is carried out.';
 create index scheduled_change_look_at on outbox.scheduled_change (look_at) where (look_at is not null);
 create index scheduled_change_over on outbox.scheduled_change (coalesce(deliver_at, changed_at)) where (look_at is null);
+
+-- An event as the reading functions return it: see outbox_internal.readable. `bytes_before` is the size of those that the read
+-- returned before it.
+create type outbox_internal.read_event as (
+    id bigint, shard smallint, uid text, type text, key text, payload bytea, content_type text, headers text,
+    deliver_at timestamptz, created_at timestamptz, fault text, bytes_before bigint
+);

@@ -26,7 +26,7 @@ create table outbox.delivery (
     deliver_at timestamptz,
     created_at timestamptz not null,
     replay bigint,
-    emitter text,
+    emitter oid,
     tenant text collate "C",
     ready boolean,
     primary key (id, sink)
@@ -43,7 +43,7 @@ that no claim changes before the third.';
 comment on column outbox.delivery.replay is
     'The replay that left this dead letter.';
 comment on column outbox.delivery.emitter is
-    'The role that emitted the event.';
+    'The role that emitted the event, in the cluster where it did.';
 comment on column outbox.delivery.tenant is
     'Whose turn it is, for sinks with fair_by = "tenant": the tenant of the event, or empty. Null: the row is of another sink.';
 comment on column outbox.delivery.ready is

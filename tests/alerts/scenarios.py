@@ -88,8 +88,8 @@ def _with_old_event(system: System) -> None:
     """Stop the receiver, and insert an event as if it had been emitted 70 minutes ago."""
     system.receiver.stop()
     system.execute(
-        "insert into outbox.event (uid, type, key, payload, content_type, created_at, emitter) values"
-        " (gen_random_uuid(), 'order.created', 'old', '1', 'application/json', now() - interval '70 minutes', 'app')"
+        "insert into outbox.event (shard, type, key, payload, created_at) values"
+        " (outbox_internal.shard_of('old', null), 'order.created', 'old', '1', now() - interval '70 minutes')"
     )
 
 

@@ -123,8 +123,8 @@ def lost(postgres: PostgresServer, rate: float) -> bool:
     return report.sound and report.duplicates > 0
 
 
-FILL = """insert into outbox.event (uid, type, key, payload, content_type)
-select outbox_internal.uuid7(), 'order.created', 'k' || (g %% 5000),
+FILL = """insert into outbox.event (shard, uid, type, key, payload, content_type)
+select outbox_internal.shard_of('k' || (g %% 5000), null), outbox_internal.uuid7(), 'order.created', 'k' || (g %% 5000),
        convert_to('{"order_id": 123456, "note": "' || repeat('x', case when g %% %s = 0 then %s else 200 end) || '"}',
                   'UTF8'),
        'application/json'

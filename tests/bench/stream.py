@@ -19,8 +19,8 @@ from tests.support.service import RelayService
 PARTITIONS = 6
 KEYS = 2_000
 BATCH = 250
-STREAM = """insert into outbox.event (uid, type, key, payload, content_type)
-select outbox_internal.uuid7(), 'order.created', 'k' || g %% %(keys)s,
+STREAM = """insert into outbox.event (shard, uid, type, key, payload, content_type)
+select outbox_internal.shard_of('k' || g %% %(keys)s, null), outbox_internal.uuid7(), 'order.created', 'k' || g %% %(keys)s,
        convert_to(format('{"key": "k%%s", "n": %%s, "note": "%%s"}', g %% %(keys)s, g / %(keys)s + 1, repeat('x', 180)),
                   'UTF8'),
        'application/json'

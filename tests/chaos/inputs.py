@@ -43,8 +43,8 @@ KINDS: Sequence[tuple[str, Mapping[str, object]]] = (
     (ODD, {"headers": '{"outbox-type": "forged", "id": "forged", "content-length": "1"}'}),
     (ODD, {"content_type": "a\r\nb"}),
 )
-INSERT = b"""insert into outbox.event (uid, type, key, payload, content_type, headers, deliver_at)
-values (%s, %s, %s, %s, %s, %s, %s)"""
+INSERT = b"""insert into outbox.event (uid, type, key, payload, content_type, headers, deliver_at, shard)
+values (%s, %s, %s, %s, %s, %s, %s, outbox_internal.shard_of(%s, null))"""
 MANY = b"""select e.key, e.n, outbox.emit(e.type, jsonb_build_object('key', e.key, 'n', e.n, 'at', %s::float8),
     key => 'key-' || e.key)::text
   from unnest(%s::int[], %s::bigint[], %s::text[]) e (key, n, type)"""
@@ -111,7 +111,7 @@ def _insert(connection: Connection, keys: list[int]) -> list[Intended]:
         payload = {**payload_of(key, number), "kind": kind, "pad": "x" * int(str(odd.get("pad", 0)))}
         uid = str(uuid4())
         values = uid, type_of(key), f"key-{key}", json.dumps(payload).encode(), odd.get("content_type", "a/b")
-        connection.execute(INSERT, (*values, odd.get("headers"), odd.get("deliver_at")))
+        connection.execute(INSERT, (*values, odd.get("headers"), odd.get("deliver_at"), f"key-{key}"))
         intended.append((key, number, uid))
     return intended
 

@@ -51,12 +51,18 @@ def config(database: Database, tmp_path: Path) -> Path:
     return write_config(database, tmp_path, str(tmp_path / "archive"))
 
 
+USUAL = {
+    "content_type": sql.SQL("coalesce(content_type, 'application/json')"),
+    "emitter": sql.SQL("pg_get_userbyid(emitter)::text"),
+}
+
+
 def stored(connection: Connection, table: str) -> list[DayEvent]:
     """Return the events of a partition, as they are archived."""
     columns = sql.SQL(", ").join(
         sql.SQL("{}::text").format(sql.Identifier(name))
         if name in {"xid", "uid", "headers", "deliver_at", "created_at"}
-        else sql.Identifier(name)
+        else USUAL.get(name, sql.Identifier(name))
         for name in COLUMNS
     )
     connection.execute("set timezone = 'UTC'")

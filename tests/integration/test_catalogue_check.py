@@ -110,8 +110,8 @@ def test_only_the_newest_events_are_compared(database: Database) -> None:
 def test_erased_events_are_left_out(database: Database) -> None:
     query(
         database,
-        "insert into outbox.event (uid, type, payload, content_type)"
-        " values (gen_random_uuid(), 'order.created', '', 'application/x-erased') returning 1",
+        "insert into outbox.event (shard, uid, type, payload, content_type)"
+        " values (0, gen_random_uuid(), 'order.created', '', 'application/x-erased') returning 1",
     )
     ended = check(database)
     assert (ended.code, "order.created: no events" in ended.out.splitlines()) == (0, True)

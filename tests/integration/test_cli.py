@@ -470,7 +470,7 @@ RUNS = """
 insert into outbox.delivery (sink, id, shard, state, ordered, due_at, owner, lease, lease_until, uid, type, key,
                              content_type, created_at)
 select 'crm', e.id, e.shard, 'waiting', true, now(), r.id, %s, now() + interval '12.8 s', e.uid, e.type, e.key,
-       e.content_type, e.created_at
+       'application/json', e.created_at
   from outbox.event e cross join outbox.relay r where e.uid = %s::uuid"""
 
 

@@ -189,7 +189,7 @@ def test_rows_that_were_left_of_a_removed_sink_do_not_swallow_events(database: D
     register(database, "s", '["*"]', "beginning")
     emit(database, ["a"])
     left = """insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, content_type, created_at)
-              select 's', e.id, e.shard, 'dead', false, now(), e.uid, e.type, e.content_type, e.created_at
+              select 's', e.id, e.shard, 'dead', false, now(), e.uid, e.type, 'application/json', e.created_at
                 from outbox.event e"""
     do(database, left)
     do(database, "delete from outbox.sink")
@@ -415,7 +415,9 @@ def test_a_relay_that_refuses_the_log_is_not_ready_until_the_log_is_its_servers_
     text = WEBHOOK.format(dsn=database.dsn, port=free_port())
     with RelayService(tmp_path, text, expects={"database_refused", "incarnation"}).start() as relay:
         do(database, "update outbox.meta set system_identifier = system_identifier + 1")
-        do(database, "select setval('outbox.server_mark', 1)")  # the identifier is asked for once the incarnation has changed
+        do(
+            database, "select setval('outbox.server_mark', 1)"
+        )  # the identifier is asked for once the incarnation has changed
         until(lambda: "rebase" in _fault(relay), seconds=30, what="the fault is shown")
         assert relay.ask("/readyz")[0] == 503
         do(database, "update outbox.meta set system_identifier = system_identifier - 1")

@@ -19,7 +19,8 @@ from outbox_relay.contrib.asyncpg import Event, InvalidEvent, InvalidMark, NotIn
 from tests.support.database import Database, query
 from tests.support.drivers import address, skip_without_encodings
 
-LOGGED = """select type, key, convert_from(payload, 'UTF8'), headers, deliver_at, uid, content_type
+LOGGED = """select type, key, convert_from(payload, 'UTF8'), headers, deliver_at, uid,
+       coalesce(content_type, 'application/json')
               from outbox.event order by id"""
 
 

@@ -30,7 +30,8 @@ from tests.support.drivers import skip_without_encodings, url
 from tests.support.engines import engine_of
 
 DRIVERS = ("psycopg", "asyncpg")
-LOGGED = """select type, key, convert_from(payload, 'UTF8'), headers, deliver_at, uid, content_type
+LOGGED = """select type, key, convert_from(payload, 'UTF8'), headers, deliver_at, uid,
+       coalesce(content_type, 'application/json')
               from outbox.event order by id"""
 
 pytestmark = pytest.mark.usefixtures("shop")

@@ -27,8 +27,8 @@ AROUND_BYTES = 100_000
 """WAL of what happens by the clock meanwhile: leases renewed, relays seen."""
 ONLY_THE_RELAY = {"autovacuum": "off", "full_page_writes": "off"}
 FILL = """
-insert into outbox.event (uid, type, key, payload, content_type)
-select gen_random_uuid(), 'test', 'k' || g %% 5000, convert_to(repeat('x', 250), 'UTF8'), 'text/plain'
+insert into outbox.event (shard, uid, type, key, payload, content_type)
+select outbox_internal.shard_of('k' || g %% 5000, null), gen_random_uuid(), 'test', 'k' || g %% 5000, convert_to(repeat('x', 250), 'UTF8'), 'text/plain'
   from generate_series(1, %s) g"""
 WRITTEN = "select pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
 

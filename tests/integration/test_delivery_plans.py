@@ -37,15 +37,15 @@ alter table outbox.delivery set (autovacuum_enabled = off);
 analyze
 """
 EVENTS = """
-insert into outbox.event (uid, type, key, payload, content_type, created_at)
-select gen_random_uuid(), 't', 'k' || g, convert_to(repeat('x', 100), 'UTF8'), 't', now() - g % 30 * interval '1 day'
+insert into outbox.event (shard, uid, type, key, payload, content_type, created_at)
+select outbox_internal.shard_of('k' || g, null), gen_random_uuid(), 't', 'k' || g, convert_to(repeat('x', 100), 'UTF8'), 't', now() - g % 30 * interval '1 day'
   from generate_series(1, {size} / 2) g
 """
 ROWS = """
 insert into outbox.delivery (sink, id, shard, state, ordered, due_at, since, uid, type, key, payload, content_type,
                              created_at)
 select s.name, e.id, e.shard, 'dead', true, now(), now() - interval '1 hour', e.uid, e.type, e.key, e.payload,
-       e.content_type, e.created_at
+       'application/json', e.created_at
   from outbox.event e cross join (values ('crm'), ('events')) s (name)
 """
 REGISTER = """

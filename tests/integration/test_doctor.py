@@ -85,8 +85,8 @@ CONDITIONS: dict[str, Make] = {
     ),
     "clock-jumped": lambda books: books.do("update outbox.retention set hold_until = now() + interval '1 day'"),
     "default-partition": lambda books: books.do(
-        "insert into outbox.event (uid, type, payload, content_type, created_at)"
-        " values (gen_random_uuid(), 'test.a', '', 't', now() + interval '900 days')"
+        "insert into outbox.event (shard, uid, type, payload, content_type, created_at)"
+        " values (0, gen_random_uuid(), 'test.a', '', 't', now() + interval '900 days')"
     ),
     "sequence-cache": lambda books: books.do("alter sequence outbox.event_id_seq cache 20"),
     "row-level-security": lambda books: books.do("alter table outbox.uid enable row level security"),

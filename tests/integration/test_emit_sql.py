@@ -4,6 +4,7 @@ import random
 import threading
 from collections.abc import Iterator
 from typing import Any, LiteralString
+from uuid import RFC_4122, uuid4
 
 import psycopg
 import pytest
@@ -36,7 +37,10 @@ def own(database: Database) -> Iterator[psycopg.Connection[Any]]:
         yield connection
 
 
-def stored(conn: psycopg.Connection[Any], columns: LiteralString = "payload, content_type, key, headers") -> Any:
+def stored(
+    conn: psycopg.Connection[Any],
+    columns: LiteralString = "payload, coalesce(content_type, 'application/json'), key, headers",
+) -> Any:
     """Return the newest row of the log."""
     found = conn.execute(sql.SQL("select {} from outbox.event order by id desc limit 1").format(sql.SQL(columns)))
     return found.fetchone()
@@ -83,7 +87,7 @@ def test_there_are_two_functions_and_no_overloads(conn: psycopg.Connection[Any])
     common = "key text, headers jsonb, deliver_at timestamp with time zone, uid uuid"
     queue = "tenant text, priority integer, unique_key text"
     assert found == [
-        ("emit", True, path, f"type text, payload jsonb, {common}, {queue}"),
+        ("emit", False, None, f"type text, payload jsonb, {common}, {queue}"),
         ("emit_raw", True, path, f"type text, payload bytea, {common}, content_type text, {queue}"),
     ]
     names = conn.execute(
@@ -103,6 +107,20 @@ def test_a_transaction_has_its_xid_before_it_takes_an_id(conn: psycopg.Connectio
     tables = {table for table, _ in columns}
     assert len(tables) > 2
     assert columns == [(table, name) for table in sorted(tables) for name in ("xid", "id")]
+    [(body,)] = conn.execute("select prosrc from pg_proc where oid = 'outbox.emit_raw'::regproc").fetchall()
+    assert 0 < body.index("pg_current_xact_id()") < body.index("nextval('outbox.event_id_seq')")
+
+
+def test_a_uid_names_the_id_of_its_event(conn: psycopg.Connection[Any]) -> None:
+    """Of version 7, with the time: consumers and the inbox read it."""
+    conn.execute("select outbox.emit('t', '1'), outbox.emit_raw('t', '', uid => %s)", (chosen := uuid4(),))
+    [(first, uid, at), (second, own, _)] = conn.execute(
+        "select id, uid, extract(epoch from created_at)::float8 from outbox.event order by id"
+    ).fetchall()
+    assert (uid.version, uid.variant, uid.int & (1 << 48) - 1, own) == (7, RFC_4122, first, chosen)
+    assert abs((uid.int >> 80) / 1000 - at) < 1
+    found = conn.execute("select outbox_internal.event_id(u) from unnest(%s::uuid[]) u", ([uid, own, uuid4()],))
+    assert found.fetchall() == [(first,), (second,), (None,)]
 
 
 def test_rolled_back_savepoints_emit_nothing(conn: psycopg.Connection[Any]) -> None:

@@ -30,7 +30,10 @@ def roles(database: Database) -> Iterator[tuple[str, str]]:
 def emitters(database: Database) -> list[str | None]:
     """Return the roles that emitted the events of the log."""
     with database.connect() as conn:
-        return [emitter for (emitter,) in conn.execute("select emitter from outbox.event order by id")]
+        return [
+            emitter
+            for (emitter,) in conn.execute("select pg_get_userbyid(emitter)::text from outbox.event order by id")
+        ]
 
 
 def types(database: Database) -> list[str]:

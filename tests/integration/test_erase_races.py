@@ -233,9 +233,9 @@ async def test_an_event_that_version_2_took_under_this_content_type_is_delivered
     sink = MemorySink()
     with database.connect() as connection:
         connection.execute(
-            "insert into outbox.event (uid, type, payload, content_type) "
-            "values (gen_random_uuid(), 't', 'x', 'application/x-erased'), "
-            "(gen_random_uuid(), 't', '', 'application/x-erased')"
+            "insert into outbox.event (shard, uid, type, payload, content_type) "
+            "values (0, gen_random_uuid(), 't', 'x', 'application/x-erased'), "
+            "(0, gen_random_uuid(), 't', '', 'application/x-erased')"
         )
         if not late:
             connection.commit()
@@ -262,23 +262,6 @@ def test_the_content_type_of_erased_events_is_refused(database: Database, conten
     with pytest.raises(errors.InvalidParameterValue, match="stands for erased events"):
         emitted(database, content_type)
     assert emitted(database, "application/x-erased-not")
-
-
-@pytest.mark.parametrize("role", ["origin", "replica"])
-def test_the_shard_of_an_event_that_is_inserted_by_hand_is_filled_in(database: Database, role: str) -> None:
-    insert = (
-        "insert into outbox.event ({}uid, type, key, content_type, created_at) "
-        "values ({}gen_random_uuid(), 't', 'k', 'x', {})"
-    )
-    call(database, "select outbox_internal.make_partitions(9)")
-    call(database, "select outbox.emit('t', '1', key => 'k')")
-    with database.connect() as connection:
-        connection.execute(f"set session_replication_role = {role}".encode())
-        for moment in ("now()", "now() + interval '8 days'", "'2021-01-01'"):
-            connection.execute(insert.format("", "", moment).encode())
-    assert query(database, "select count(*), count(distinct shard) from outbox.event") == [(4, 1)]
-    with pytest.raises(errors.CheckViolation, match="no shard 77"):
-        call(database, insert.format("shard, ", "77, ", "now()"))
 
 
 def test_new_partitions_compute_no_shard_and_keep_no_statistics(database: Database) -> None:

@@ -25,7 +25,7 @@ select outbox_internal.register_sinks(
 insert into outbox.delivery
        (sink, id, shard, state, ordered, due_at, uid, type, key, payload, content_type, created_at, deliver_at)
 select 'crm', e.id, e.shard, (array['waiting', 'held', 'dead', 'waiting'])[1 + e.id % 4], true, now(), e.uid, e.type,
-       e.key, e.payload, e.content_type, e.created_at, case when e.id % 4 = 3 then now() + interval '1 day' end
+       e.key, e.payload, 'application/json', e.created_at, case when e.id % 4 = 3 then now() + interval '1 day' end
   from outbox.event e
  where e.id <= {ROWS}
 """

@@ -170,11 +170,16 @@ def test_settlement_of_nothing_is_settled(connection: Connection, sink: str) -> 
 
 def test_settled_row_is_a_copy_of_its_event(connection: Connection, sink: str) -> None:
     event, _ = emitted(connection, key="k", deliver_at="2030-01-01Z")
-    columns = "id, shard, uid, type, key, payload, content_type, headers, deliver_at, created_at"
+    columns = "id, shard, uid, type, key, payload, {}, headers, deliver_at, created_at, emitter"
+    usual = "coalesce(content_type, 'application/json')"
     with connection.transaction(force_rollback=True):
         assert Settlement(sink, [(event, 0)]).run(connection)
-        copied = connection.execute(f"select {columns} from outbox.delivery where sink = %s".encode(), (sink,))
-        original = connection.execute(f"select {columns} from outbox.event where id = %s".encode(), (event,))
+        copied = connection.execute(
+            f"select {columns.format('content_type')} from outbox.delivery where sink = %s".encode(), (sink,)
+        )
+        original = connection.execute(
+            f"select {columns.format(usual)} from outbox.event where id = %s".encode(), (event,)
+        )
         assert copied.fetchall() == original.fetchall()
 
 
@@ -628,6 +633,7 @@ def test_a_payload_above_the_ceiling_is_not_fetched_by_a_look(
         ids.append(emitted(connection)[0])
         connection.execute("update outbox.event set payload = %s where id = %s", (TOO_LARGE, ids[0]))
         asked = {
+            "known": None,
             "a_seq": ids[1] if late else 0, "a": "3:3:", "a_next": 2**40, "floor": 0, "shards": list(range(64)),
             "types": None, "ids": 2**40, "rows": 100, "bytes": AMPLE, "most_payload": 1 << 20, "most_size": most_size,
         }  # fmt: skip
@@ -637,8 +643,8 @@ def test_a_payload_above_the_ceiling_is_not_fetched_by_a_look(
 
 
 ODD_EVENTS = """
-insert into outbox.event (uid, type, key, payload, content_type, headers, deliver_at, created_at)
-select gen_random_uuid(), 't', v.key, v.payload, 'x/y', v.headers, v.deliver_at,
+insert into outbox.event (shard, uid, type, key, payload, content_type, headers, deliver_at, created_at)
+select outbox_internal.shard_of(coalesce(v.key, ''), null), gen_random_uuid(), 't', v.key, v.payload, 'x/y', v.headers, v.deliver_at,
        coalesce(v.created_at, now())
   from (values (1, 'k', convert_to(repeat('x', 1999), 'UTF8'), null::jsonb, null::timestamptz, null::timestamptz),
                (2, 'k', convert_to(repeat('x', 2000), 'UTF8'), null, null, null),
@@ -654,10 +660,10 @@ select gen_random_uuid(), 't', v.key, v.payload, 'x/y', v.headers, v.deliver_at,
                (12, null, '', '{}', null, null)) v (n, key, payload, headers, deliver_at, created_at)
  order by v.n
 returning id"""
-SMALL_ONES = {1, 4, 7, 12}
+SMALL_ONES = {1, 2, 3, 4, 7, 9, 10, 11, 12}
 
 
-def test_small_events_come_whole_and_others_without_their_contents(day_missing: Database) -> None:
+def test_small_events_come_whole_and_others_are_to_be_read_again(day_missing: Database) -> None:
     """An event comes as outbox_internal.read_rest returns it, or with the fault by which it is read again."""
     with day_missing.connect(autocommit=True) as connection:
         ids = [event for (event,) in connection.execute(ODD_EVENTS.encode()).fetchall()]
@@ -667,7 +673,6 @@ def test_small_events_come_whole_and_others_without_their_contents(day_missing: 
         }  # fmt: skip
         rest = call(connection, "read_rest", bytes=AMPLE, **asked)
         small = call(connection, "read_small", bytes=2000, **asked)
-        assert {row[10] for row in call(connection, "read_small", bytes=None, **asked)} == {UNREAD}
     assert [row[0] for row in small] == [row[0] for row in rest] == ids
     for number, (whole, found) in enumerate(zip(rest, small, strict=True), 1):
         if number in SMALL_ONES:
@@ -675,7 +680,7 @@ def test_small_events_come_whole_and_others_without_their_contents(day_missing: 
         else:
             assert found[10] == UNREAD
             assert found[:4] == whole[:4]
-            assert (found[4], found[5], found[7], found[8]) == (None, None, None, None)
+            assert len(found[5] or b"") <= 2000 and len(found[7] or "") <= 4000
 
 
 def test_a_payload_above_the_ceiling_is_not_fetched_by_a_claim(connection: Connection, sink: str) -> None:
@@ -1108,6 +1113,7 @@ def day_missing(postgres: PostgresServer, template: str) -> Generator[Database]:
     with database.connect(autocommit=True) as connection:
         for (table,) in partitions(connection):
             connection.execute(f"drop table outbox.{table}".encode())
+        connection.execute("update outbox.retention set keep_days = 7")  # partitions of a day
     yield database
     postgres.drop_database(name)
 

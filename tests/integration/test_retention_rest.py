@@ -40,8 +40,8 @@ def owner(database: Database) -> Iterator[Connection]:
 def test_old_events_of_the_default_partition_go_and_newer_ones_stay(database: Database, owner: Connection) -> None:
     emit_ago(owner, 20, 2500)
     owner.execute(
-        "insert into outbox.event (uid, type, payload, content_type, created_at)"
-        " select gen_random_uuid(), 'odd', '', 'x/y', t from unnest(array['infinity', now() + interval '9 years',"
+        "insert into outbox.event (shard, uid, type, payload, content_type, created_at)"
+        " select 0, gen_random_uuid(), 'odd', '', 'x/y', t from unnest(array['infinity', now() + interval '9 years',"
         " now() + interval '40 days']::timestamptz[]) t"
     )
     emit_ago(owner, 0)
@@ -246,7 +246,7 @@ def test_each_step_through_the_default_partition_begins_behind_the_one_before(
     """An old snapshot keeps the index entries of deleted events, which each step would walk through again."""
     emit_ago(owner, 20, 10_500)
     owner.execute(
-        "insert into outbox.event (uid, type, payload, content_type, created_at) select gen_random_uuid(), 't', '',"
+        "insert into outbox.event (shard, uid, type, payload, content_type, created_at) select 0, gen_random_uuid(), 't', '',"
         " 'x/y', now() + interval '40 days' from generate_series(1, 20000)"
     )
     owner.execute("analyze outbox.event_default")

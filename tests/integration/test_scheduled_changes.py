@@ -224,7 +224,7 @@ async def test_changes_are_looked_at_twice_and_go_with_their_event(database: Dat
         assert query(database, "select looks, look_at from outbox.scheduled_change") == [(2, None)]
     assert call(database, "select outbox_internal.trim_scheduled_changes(100)") == 0
     query(database, "delete from outbox.event returning 1")
-    query(database, "insert into outbox.event (uid, type, payload, content_type) values (%s, 't', '', 'x') returning 1",
+    query(database, "insert into outbox.event (shard, uid, type, payload) values (0, %s, 't', '') returning 1",
           uuid4())  # fmt: skip
     assert call(database, "select outbox_internal.trim_scheduled_changes(100)") == 1
 

@@ -197,7 +197,7 @@ def test_rows_stay_and_are_counted(database: Database) -> None:
     register(database, "s")
     [event] = emit(database, ["a"])
     row = """insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, content_type, created_at)
-             select 's', e.id, e.shard, 'dead', false, now(), e.uid, e.type, e.content_type, e.created_at
+             select 's', e.id, e.shard, 'dead', false, now(), e.uid, e.type, 'application/json', e.created_at
                from outbox.event e"""
     call(database, row)
     call(database, "insert into outbox.discarded (sink, id, uid, reason) values ('s', 1, gen_random_uuid(), 'x')")
@@ -281,8 +281,8 @@ def test_seek_says_first_what_it_does_and_asks(database: Database) -> None:
 def test_the_first_event_since_a_time_is_found_among_many(database: Database) -> None:
     call(
         database,
-        """insert into outbox.event (uid, type, payload, content_type, created_at)
-           select gen_random_uuid(), 't', '1', 'text/plain', now() - interval '5 hours' + n * interval '0.05 seconds'
+        """insert into outbox.event (shard, uid, type, payload, content_type, created_at)
+           select n % 64, gen_random_uuid(), 't', '1', 'text/plain', now() - interval '5 hours' + n * interval '0.05 seconds'
              from generate_series(1, 150000) n""",
     )
     [found] = call(

@@ -352,7 +352,7 @@ def test_a_rename_waits_for_a_settlement_and_takes_its_rows_along(database: Data
     register(database, "s")
     emit(database, ["a"])
     row = """insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, content_type, created_at)
-             select 's', e.id, e.shard, 'dead', false, now(), e.uid, e.type, e.content_type, e.created_at
+             select 's', e.id, e.shard, 'dead', false, now(), e.uid, e.type, 'application/json', e.created_at
                from outbox.event e"""
     with database.connect() as settlement, database.connect(autocommit=True) as renamer:
         settlement.execute("select from outbox.shard where sink = 's' for share")

@@ -115,4 +115,4 @@ async def test_headers_count_as_the_database_counts_them(database: Database) -> 
         await harness.owns_all()
         wanted = [event for (event,) in query(database, "select id from outbox.event order by id")]
         await delivered(sink, wanted, seconds=60)
-        assert made(harness)[0] <= 2
+        assert sum(made(harness)) <= 5

@@ -173,7 +173,7 @@ def _row(database: Database, uid: UUID) -> None:
         database,
         "insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, payload, content_type,"
         " deliver_at, created_at, emitter)"
-        " select 's', e.id, e.shard, 'waiting', false, e.deliver_at, e.uid, e.type, e.payload, e.content_type,"
+        " select 's', e.id, e.shard, 'waiting', false, e.deliver_at, e.uid, e.type, e.payload, 'application/json',"
         " e.deliver_at, e.created_at, e.emitter from outbox.event e where e.uid = %s returning 1",
         uid,
     )

@@ -64,9 +64,7 @@ class Mutation(NamedTuple):
 
 def definition(function: str, root: Path) -> tuple[Path, int, int]:
     """Return the file that defines `function`, and the offsets of the definition."""
-    created = re.compile(
-        rf"^create or replace function {re.escape(function)}\(.*?^\$\$;$", re.MULTILINE | re.DOTALL
-    )
+    created = re.compile(rf"^create or replace function {re.escape(function)}\(.*?^\$\$;$", re.MULTILINE | re.DOTALL)
     for file in sorted((root / "schema" / "functions").glob("*.sql")):
         if found := [*created.finditer(file.read_text(encoding="utf-8"))]:
             return file, found[-1].start(), found[-1].end()

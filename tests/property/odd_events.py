@@ -28,8 +28,9 @@ select outbox.emit_raw(%(type)s, %(bytes)s, key => %(key)s, headers => %(headers
                        priority => %(priority)s::numeric::integer, unique_key => %(unique_key)s)
 """
 INSERT: LiteralString = """
-insert into outbox.event (uid, type, key, payload, content_type, headers, deliver_at, created_at)
-values (coalesce(%(uid)s::uuid, gen_random_uuid()), %(type)s, %(key)s, %(bytes)s, %(content_type)s, %(headers)s::jsonb,
+insert into outbox.event (shard, uid, type, key, payload, content_type, headers, deliver_at, created_at)
+values (outbox_internal.shard_of(coalesce(%(key)s, ''), null),
+        coalesce(%(uid)s::uuid, gen_random_uuid()), %(type)s, %(key)s, %(bytes)s, %(content_type)s, %(headers)s::jsonb,
         %(deliver_at)s::timestamptz, coalesce(%(created_at)s::timestamptz, now()))
 """
 CLEAR = ("22", "23502", "54001")

@@ -315,7 +315,7 @@ async def test_id_taken_before_the_xid_would_be_lost(database: Database, store: 
         taken = id_without_xid(connection)
         follower = Follower(store, position=Position((await store.tick()).tick))
         connection.execute(
-            "insert into outbox.event (id, uid, type, payload, content_type) values (%s, outbox_internal.uuid7(), 't', '', 't')",
+            "insert into outbox.event (id, shard, uid, type, payload) values (%s, 0, outbox_internal.uuid7(), 't', '')",
             (taken,),
         )
     after = emit_and_commit(database)

@@ -17,7 +17,7 @@ Connection = psycopg.Connection[Any]
 DEAD = """
 insert into outbox.delivery
     (sink, id, shard, state, ordered, due_at, uid, type, payload, content_type, created_at, since)
-select %s, e.id, e.shard, 'dead', true, now(), e.uid, e.type, e.payload, e.content_type, e.created_at,
+select %s, e.id, e.shard, 'dead', true, now(), e.uid, e.type, e.payload, 'application/json', e.created_at,
        now() - %s * interval '1 day'
   from outbox.event e where e.id = %s"""
 
@@ -45,8 +45,9 @@ def emit_ago(connection: Connection, days: int, count: int = 1, payload: bytes =
     """Insert events of noon this number of days ago (of now, for 0) in a transaction of their own; return their ids."""
     moment = "now()" if days == 0 else f"'{date_ago(days)} 12:00+00'::timestamptz"
     rows = connection.execute(
-        f"insert into outbox.event (uid, type, key, payload, content_type, created_at, emitter) "
-        f"select gen_random_uuid(), 'order.created', 'k' || n, %s, 'application/json', {moment}, 'app' "
+        f"insert into outbox.event (shard, type, key, payload, created_at, emitter) "
+        f"select outbox_internal.shard_of('k' || n, null), 'order.created', 'k' || n, %s, {moment}, "
+        f"session_user::regrole "
         f"from generate_series(1, %s) n returning id".encode(),
         (payload, count),
     ).fetchall()

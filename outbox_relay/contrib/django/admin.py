@@ -14,7 +14,7 @@ from django.contrib import admin, messages
 from django.contrib.admin.helpers import ActionForm
 from django.contrib.admin.views.main import ChangeList
 from django.db import Error, router
-from django.db.models import QuerySet
+from django.db.models import BigIntegerField, Func, QuerySet, Value
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 
@@ -140,8 +140,13 @@ class LoggedEventAdmin(ReadOnly, EventAdmin):
     list_display = ("uid", "type", "key", "created_at", "deliver_at")
     search_fields = ("uid",)
     search_help_text = "uid"
-    base_fields = ("uid", "id", "type", "key", "shard", "content_type", "created_at", "deliver_at")
+    base_fields = ("uid", "id", "type", "key", "shard", "shown_content_type", "created_at", "deliver_at")
     actions = None
+
+    @admin.display(description="content type")
+    def shown_content_type(self, event: LoggedEvent) -> str:
+        """Return the content type, of which the log leaves out the usual one."""
+        return event.content_type or "application/json"
 
     def get_changelist(self, request: HttpRequest, **_: Any) -> type[ChangeList]:
         """Return the list of the newest events."""
@@ -154,9 +159,12 @@ class LoggedEventAdmin(ReadOnly, EventAdmin):
         if not search_term:
             return queryset, False
         try:
-            return queryset.filter(uid=UUID(search_term.strip())), False
+            uid = UUID(search_term.strip())
         except ValueError:
             return queryset.none(), False
+        number: BigIntegerField[int, int] = BigIntegerField()
+        found = Func(Value(uid), function="outbox_internal.event_id", output_field=number)
+        return queryset.filter(id=found, uid=uid), False
 
     def get_fields(self, request: HttpRequest, obj: LoggedEvent | None = None) -> Any:
         """Return the fields, with payload and headers for users who may see them."""

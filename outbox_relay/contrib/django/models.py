@@ -99,7 +99,7 @@ class LoggedEvent(models.Model):
     type: models.TextField[str, str] = models.TextField()
     key: models.TextField[str | None, str | None] = models.TextField(null=True)
     shard: models.SmallIntegerField[int, int] = models.SmallIntegerField()
-    content_type: models.TextField[str, str] = models.TextField()
+    content_type: models.TextField[str | None, str | None] = models.TextField(null=True)
     deliver_at: models.DateTimeField[datetime | None, datetime | None] = models.DateTimeField(null=True)
     created_at: models.DateTimeField[datetime, datetime] = models.DateTimeField()
 

@@ -7,7 +7,7 @@ with newest as materialized (
 ), ranked as (
     select n.id, n.type, n.bytes, row_number() over (partition by n.type order by n.id desc) as place
       from newest n
-     where n.content_type <> 'application/x-erased' and n.type not like 'outbox.%%'
+     where n.content_type is distinct from 'application/x-erased' and n.type not like 'outbox.%%'
 )
 select r.id, r.type, coalesce(r.bytes, 0) as bytes
   from ranked r

@@ -1,4 +1,6 @@
 -- Those of these uids whose events are in the log, and those that were discarded.
-select e.uid, false as discarded from outbox.event e where e.uid = any (%(uids)s::uuid[])
+select u.uid, false as discarded
+  from unnest(%(uids)s::uuid[]) u (uid)
+ where outbox_internal.event_id(u.uid) is not null
 union
 select m.uid, true from outbox.discarded m where m.uid = any (%(uids)s::uuid[])

@@ -27,7 +27,8 @@ FOLLOW_SECONDS = 0.001
 FLUSH_SECONDS = 60
 METADATA_SECONDS = 10
 JOIN_SECONDS = 10
-READ = """select id, uid::text, type, key, payload, content_type from outbox.event
+READ = """select id, uid::text, type, key, payload, coalesce(content_type, 'application/json')
+  from outbox.event
 where id > %s and shard = any(%s) and pg_visible_in_snapshot(xid, %s::text::pg_snapshot)
 and not pg_visible_in_snapshot(xid, %s::text::pg_snapshot) order by id limit %s"""
 SETTINGS: dict[str, Any] = {

@@ -19,7 +19,8 @@ from outbox_relay.workbench.bench.bare_loop import DSN
 
 BATCH = 4_000
 TIMEOUT_SECONDS = 30.0
-READ = "select id, uid::text, type, key, payload, content_type from outbox.event where id > %s order by id limit %s"
+READ = """select id, uid::text, type, key, payload, coalesce(content_type, 'application/json')
+  from outbox.event where id > %s order by id limit %s"""
 
 
 async def relay(dsn: str, url: str, at_once: int) -> int:

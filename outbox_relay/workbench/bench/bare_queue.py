@@ -22,7 +22,8 @@ from outbox_relay.workbench.bench import handlers
 from outbox_relay.workbench.bench.bare_loop import DSN
 
 CLAIM = 50
-READ = """select id, uid, type, key, payload, content_type, created_at from outbox.event where id > %s
+READ = """select id, uid, type, key, payload, coalesce(content_type, 'application/json'), created_at
+  from outbox.event where id > %s
 order by id limit %s"""
 HANDLERS = {handler.__name__: handler for handler in (handlers.brief, handlers.empty)}
 Handler = Callable[[Delivery], Awaitable[None]]

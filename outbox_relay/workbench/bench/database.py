@@ -18,8 +18,8 @@ KEYS = 5_000
 TYPE = "order.created"
 PAYLOAD = '{"order_id": 123456, "customer": "c-1234", "total": "12.34", "note": "' + "x" * 180 + '"}'
 """About 250 bytes."""
-FILL = """insert into outbox.event (shard, uid, type, key, payload, content_type, deliver_at, tenant)
-select outbox_internal.shard_of(k.key, null), outbox_internal.uuid7(), %s, k.key, convert_to(%s, 'UTF8'), 'application/json', %s, %s
+FILL = """insert into outbox.event (shard, type, key, payload, deliver_at, tenant)
+select outbox_internal.shard_of(k.key, null), %s, k.key, convert_to(%s, 'UTF8'), %s, %s
   from generate_series(%s::bigint, %s::bigint) g
  cross join lateral (select 'k' || (g %% %s)) k (key)"""
 

@@ -21,8 +21,8 @@ Connection = psycopg.Connection[TupleRow]
 
 SHARDS = "select name, outbox_internal.shard_of(name, gen_random_uuid()) from customer"
 UNLOADABLE = """
-insert into outbox.event (uid, type, key, payload, content_type, deliver_at)
-select gen_random_uuid(), 'order.created', 'customer-' || n, convert_to('{}', 'UTF8'), 'application/json',
+insert into outbox.event (shard, type, key, payload, deliver_at)
+select outbox_internal.shard_of('customer-' || n, null), 'order.created', 'customer-' || n, convert_to('{}', 'UTF8'),
        '20000-01-01 00:00:00+00'
 from generate_series(1, %s) n
 """

@@ -54,7 +54,7 @@ class Migration(migrations.Migration):
                 ("type", models.TextField()),
                 ("key", models.TextField(null=True)),
                 ("shard", models.SmallIntegerField()),
-                ("content_type", models.TextField()),
+                ("content_type", models.TextField(null=True)),
                 ("deliver_at", models.DateTimeField(null=True)),
                 ("created_at", models.DateTimeField()),
             ],

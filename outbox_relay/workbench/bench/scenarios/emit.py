@@ -41,9 +41,9 @@ TRANSACTIONS: Mapping[str, str] = {ONE: ONE_INSERT, "TPC-B-like": TPCB}
 WITHOUT, INSERT, EMIT = "without", "with a plain INSERT", "with emit"
 MORE: Mapping[str, str] = {
     WITHOUT: "",
-    INSERT: "insert into outbox.event (shard, uid, type, key, payload, content_type) values "
-    "(outbox_internal.shard_of('k' || :k::int, null), gen_random_uuid(), "
-    f"'{TYPE}', 'k' || :k::int, '\\x{PAYLOAD.encode().hex()}'::bytea, 'application/json');\n",
+    INSERT: "insert into outbox.event (shard, type, key, payload) values "
+    "(outbox_internal.shard_of('k' || :k::int, null), "
+    f"'{TYPE}', 'k' || :k::int, '\\x{PAYLOAD.encode().hex()}'::bytea);\n",
     EMIT: f"select outbox.emit('{TYPE}', '{PAYLOAD}', key => 'k' || :k::int);\n",
 }
 _TPS = re.compile(r"^tps = ([\d.]+)", re.MULTILINE)
