@@ -26,7 +26,7 @@ async def diff(store: Store, settings: Settings) -> Differences:
     """
     relays = await store.action("relay_configs", {"seconds": ALIVE_SECONDS})
     [key] = await store.action("config_key", {})
-    file = recorded(settings, bytes(key.key))
+    file = recorded(settings, bytes(key.config_key))
     known = [(relay.name, relay.config) for relay in relays if is_known(relay.config)]
     unknown = [relay.name for relay in relays if not is_known(relay.config)]
     return Differences(differences(file, known), [relay.name for relay in relays], unknown)

@@ -44,6 +44,8 @@ declare
     by_sink constant boolean := dead_alone and f.uids is null;
     top constant bigint := coalesce(before_id, 9223372036854775807);
 begin
+    looks := greatest(coalesce(looks, 0), 0);
+    most := greatest(coalesce(most, 0), 0);
     rest.tenant := null;  -- is_meant would look for each row in a statement of its own, which takes ten times as long
     return query
     with looked as materialized (

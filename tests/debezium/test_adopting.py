@@ -83,7 +83,9 @@ def test_an_insert_is_an_event_of_the_same_transaction(shop: Database, producer:
         conn.rollback()
         uid = insert(conn)
         assert emitted(shop) == []
-    found = emitted(shop, "uid, type, key, convert_from(payload, 'UTF8'), content_type, headers")
+    found = emitted(
+        shop, "uid, type, key, convert_from(payload, 'UTF8'), coalesce(content_type, 'application/json'), headers"
+    )
     assert found == [(uid, "OrderCreated", "order-1", '{"id": 1}', "application/json", {"aggregatetype": "order"})]
 
 

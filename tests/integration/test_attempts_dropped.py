@@ -107,7 +107,7 @@ async def test_attempts_that_cannot_be_recorded_hold_up_no_delivery(
     with fault(database):
         async with running(database.dsn, (spec("s", record_attempts="all"), sink)) as harness:
             [relay] = harness.relays
-            relay.recorder.use_log(log := RecordedLog())
+            relay.recorder._log = log = RecordedLog()  # pyright: ignore[reportPrivateUsage]
             await delivered(sink, events)
             await harness.settled()
             assert relay.recorder.dropped == 5
@@ -123,7 +123,7 @@ async def test_attempts_are_recorded_again_once_they_can_be(
     sink = MemorySink(keeps_order=True)
     async with running(database.dsn, (spec("s", record_attempts="all"), sink)) as harness:
         [relay] = harness.relays
-        relay.recorder.use_log(log := RecordedLog())
+        relay.recorder._log = log = RecordedLog()  # pyright: ignore[reportPrivateUsage]
         await harness.owns_all()
         with trigger(database):
             await delivered(sink, emit(database, ["a", "b"]))

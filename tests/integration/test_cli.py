@@ -155,9 +155,9 @@ def test_emit_stores_the_payload_byte_for_byte(database: Database, tmp_path: Pat
         rows = connection.execute("select payload, content_type, headers from outbox.event order by id").fetchall()
         [(uid,)] = connection.execute("select uid::text from outbox.event order by id limit 1").fetchall()
     assert rows == [
-        (payload, "application/json", {"a": "b=c", "traceparent": ""}),
+        (payload, None, {"a": "b=c", "traceparent": ""}),
         (b"\x00\xff", "application/x-bytes", None),
-        (b"{}", "application/json", None),
+        (b"{}", None, None),
     ]
     assert uid == own
 

@@ -19,6 +19,7 @@ BLOCKS = re.findall(r"<!-- run: ([a-z ]+) -->\n```(\w+)\n(.*?)```\n", PAGE.read_
 # What each block emits, in the order of the page: type and key.
 WANTED: list[list[tuple[str, str | None]]] = [
     [("order.created", "order-1")],
+    [("order.paid", "order-1")],
     [("order.created", "order-1")],
     [("order.created", "order-1")],
     [("order.created", "order-2")],

@@ -125,7 +125,7 @@ def test_default_privileges_give_nothing_away(empty_database: Database, owned: s
             conn.execute("set default_tablespace = 'pg_global'")
             conn.execute("set timezone = 'Asia/Kolkata'")
             conn.execute("set datestyle = 'SQL, DMY'")
-            assert conn.execute("select outbox_internal.make_partitions(9)").fetchone() == (6,)
+            assert conn.execute("select outbox_internal.make_partitions(9)").fetchone() == (2,)
         default = f'default privileges of role "{owned}" give role "{app}" '
         assert any(note.startswith(default) for note in found.notes) == (when != "tomorrow")
         refused_to_an_application(empty_database, app)
@@ -148,10 +148,10 @@ def test_an_upgrade_takes_back_what_default_privileges_gave_alone(
         with empty_database.connect(user=owned, autocommit=True) as conn:
             conn.execute(f"grant usage on schema outbox to {auditor}".encode())
             conn.execute(f"grant select on outbox.sink to {auditor}".encode())
-            conn.execute("grant execute on function outbox.emit to public")
+            conn.execute("grant execute on function outbox.emit_raw to public")
         found = migrate(empty_database.dsn_as(owned), folder=next_schema(tmp_path / "schema"))
         assert [note for note in found.notes if "default privileges" not in note] == [
-            "PUBLIC has EXECUTE on function emit: outbox-relay migrate --revoke-others revokes it",
+            "PUBLIC has EXECUTE on function emit_raw: outbox-relay migrate --revoke-others revokes it",
             *(
                 f'role "{auditor}" has {what}: outbox-relay migrate --revoke-others revokes it'
                 for what in ("USAGE on schema outbox", "SELECT on table sink")
@@ -159,7 +159,7 @@ def test_an_upgrade_takes_back_what_default_privileges_gave_alone(
         ]
         with empty_database.connect(user=auditor) as conn:
             conn.execute("select name from outbox.sink")
-            conn.execute("select outbox.emit('t', '1')")
+            conn.execute("select outbox.emit_raw('t', '1')")
         refused_to_an_application(empty_database, app)
         denied(empty_database, app, "select from outbox.extra")
         denied(empty_database, app, "select outbox_internal.extra()")
@@ -184,14 +184,14 @@ def test_what_was_granted_by_hand_is_named_and_revoked_on_request(
             f"grant usage on schema outbox to {stranger} with grant option",
             f"grant select on outbox.{day} to {stranger}",
             f"grant select (payload), update (payload) on outbox.event to {app}",
-            f"grant execute on function outbox.emit to {stranger}",
-            f"grant execute on function outbox.emit to {app} with grant option",
+            f"grant execute on function outbox.emit_raw to {stranger}",
+            f"grant execute on function outbox.emit_raw to {app} with grant option",
             "grant usage on sequence outbox.event_id_seq to public",
             f"grant insert on outbox.event to {relay}",
         ):
             admin.execute(statement.encode())
     assert said_of(database, stranger) == [
-        f'role "{stranger}" has EXECUTE on function emit: outbox-relay migrate --revoke-others revokes it',
+        f'role "{stranger}" has EXECUTE on function emit_raw: outbox-relay migrate --revoke-others revokes it',
         f'role "{stranger}" has SELECT on table {day}: outbox-relay migrate --revoke-others revokes it',
         f'role "{stranger}" has USAGE on schema outbox: outbox-relay migrate --revoke-others revokes it',
     ]
@@ -200,11 +200,11 @@ def test_what_was_granted_by_hand_is_named_and_revoked_on_request(
     assert sorted(kept.notes) == sorted(said_of(database, ""))
     assert len(kept.notes) == 7
     with database.connect(user=stranger) as conn:
-        conn.execute("select outbox.emit('t', '1')")
+        conn.execute("select outbox.emit_raw('t', '1')")
         conn.execute(f"select from outbox.{day}".encode())
     found = migrate(database.dsn, revoke_others=True)
     assert {note for note in found.notes if stranger in note} == {
-        f'revoked from role "{stranger}": EXECUTE on function emit',
+        f'revoked from role "{stranger}": EXECUTE on function emit_raw',
         f'revoked from role "{stranger}": SELECT on table {day}',
         f'revoked from role "{stranger}": USAGE on schema outbox',
     }
@@ -299,15 +299,15 @@ def test_locks_that_a_stranger_holds_stop_nothing(
             holder.execute("select pg_advisory_lock(k) from generate_series(1, 9) k")
             migrate(place.dsn, grant_relay=[relay])
             with place.connect(user=relay) as conn:
-                assert conn.execute("select outbox_internal.make_partitions(9)").fetchone() == (6,)
+                assert conn.execute("select outbox_internal.make_partitions(9)").fetchone() == (2,)
 
 
 def test_two_sessions_do_not_make_partitions_at_once(database: Database, relay: str) -> None:
     with database.connect(user=relay) as first, database.connect(user=relay) as second:
-        assert first.execute("select outbox_internal.make_partitions(4)").fetchone() == (1,)
-        assert second.execute("select outbox_internal.make_partitions(5)").fetchone() == (0,)
+        assert first.execute("select outbox_internal.make_partitions(8)").fetchone() == (2,)
+        assert second.execute("select outbox_internal.make_partitions(12)").fetchone() == (0,)
         first.commit()
-        assert second.execute("select outbox_internal.make_partitions(5)").fetchone() == (1,)
+        assert second.execute("select outbox_internal.make_partitions(12)").fetchone() == (1,)
 
 
 # -- the defaults of a relay's role --------------------------------------------------------------------------------

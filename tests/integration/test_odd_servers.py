@@ -128,6 +128,7 @@ def test_partitions_are_made_one_by_one_while_default_is_large(database: Databas
             "select part::text from outbox_internal.partitions() where day <> '-infinity'"
         ).fetchall():
             owner.execute(f"drop table {part}".encode())
+        owner.execute("update outbox.retention set keep_days = 7")  # partitions of a day
         emit_ago(owner, 0, 6_000, b"x" * 1_500)
         made = [one(owner, "select outbox_internal.make_partitions()") for _ in range(5)]
     assert made == [1, 1, 1, 0, 0]
@@ -211,8 +212,10 @@ def test_no_relay_may_have_longer_leases_than_those_that_are_shortened() -> None
 def test_no_partition_of_today_alone_is_no_finding(database: Database) -> None:
     """Goes red when doctor asks for a relay, which runs: today's events are in DEFAULT, and it gets no partition."""
     with database.connect(autocommit=True) as owner:
+        owner.execute("update outbox.retention set keep_days = 7")  # partitions of a day
         owner.execute(f"drop table outbox.{table_ago(0)}".encode())
         emit_ago(owner, 0)
+        owner.execute("select outbox_internal.make_partitions()")
         assert one(owner, "select outbox_internal.make_partitions()") == 0
     ended = inside("doctor", "--json", "--dsn", database.dsn)
     ids = {each["id"] for each in json.loads(ended.out)["findings"] if each["severity"] != "ok"}
@@ -228,8 +231,12 @@ def test_a_partition_of_a_distant_day_does_not_stand_for_those_before(database: 
 
     assert found() == []
     with database.connect(autocommit=True) as owner:
-        day = one(owner, "select ((now() at time zone 'UTC')::date + 1)::text")
-        owner.execute(f"drop table outbox.event_{day.replace('-', '')}".encode())
+        owner.execute(f"drop table outbox.{table_ago(0)}".encode())
+        owner.execute(
+            "create table outbox.of_today (like outbox.event including defaults including generated);"
+            "alter table outbox.event attach partition outbox.of_today"
+            f" for values from ('{date_ago(0)} 00:00+00') to ('{date_ago(-1)} 00:00+00')".encode()
+        )
         owner.execute(
             "create table outbox.distant (like outbox.event including defaults including generated);"
             "alter table outbox.event attach partition outbox.distant"

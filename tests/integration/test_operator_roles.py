@@ -93,7 +93,7 @@ def made(database: Database) -> Generator[Place]:
                 "insert into outbox.delivery (sink, id, shard, state, ordered, due_at, last_error, last_attempt_at, "
                 "last_attempt, uid, type, key, payload, content_type, headers, created_at) "
                 "select 'crm', id, shard, 'dead', true, now(), 'no', now(), %s::jsonb, uid, "
-                "type, key, payload, content_type, headers, created_at from outbox.event",
+                "type, key, payload, coalesce(content_type, 'application/json'), headers, created_at from outbox.event",
                 (ANSWER,),
             )
             conn.execute(

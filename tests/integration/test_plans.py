@@ -270,7 +270,7 @@ def test_transactions_that_still_run_are_not_looked_for(explained: Explained) ->
 def test_a_tick_looks_at_no_event(explained: Explained) -> None:
     [(seq, *_)] = explained.run("tick", known=None)
     assert seq >= explained.events
-    assert explained.relations() == {"meta"}
+    assert explained.relations() == {"meta", "sink"}
 
 
 LOG_AND_ROWS = ("event%", "past%", "delivery")

@@ -14,7 +14,6 @@ import pytest
 from outbox_relay import outbox
 from outbox_relay.domain.errors import DatabaseUnusable, IncarnationChanged, LeaseLost
 from outbox_relay.postgres.rows import RowUpdate
-from outbox_relay.postgres.schema_versions import fit
 from tests.support.database import Database
 from tests.support.queued import Queue, job, names, queue
 from tests.support.triggers import finish_when_rows_are_added
@@ -356,19 +355,6 @@ async def test_claim_changes_only_without_a_relay_and_without_rows(jobs: Queue) 
     with pytest.raises(LeaseLost):  # the relay whose leases had lapsed
         await jobs.park()
     assert await register(jobs, queued=[jobs.sink]) > 0
-
-
-async def test_a_relay_of_an_earlier_version_neither_serves_the_sink_nor_starts(jobs: Queue) -> None:
-    older = (
-        "select name, generation, patterns from outbox_internal.register_sinks("
-        """'[{"name": "jobs", "patterns": ["*"]}]', 0, '3:3:', 3)"""
-    )
-    assert jobs.books.query(older) == [("jobs", 0, [])]
-    assert jobs.books.query(older.replace("3)", "3, (select generation from outbox.sink))")) == [("jobs", 0, [])]
-    assert jobs.books.query("select claim from outbox.sink") == [("rows",)]
-    [(version, min_relay)] = jobs.books.query("select schema_version, min_relay from outbox.meta")
-    assert min_relay == 24
-    assert fit(version, min_relay, ours=23) is not None
 
 
 async def test_a_row_that_belongs_to_no_queue_is_put_there(jobs: Queue) -> None:

@@ -154,7 +154,7 @@ def test_a_replay_is_no_sink_of_status(database: Database) -> None:
     query(
         database,
         "insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, content_type, created_at) "
-        "select '~1', id, shard, 'waiting', true, now(), uid, type, content_type, created_at - interval '1 hour' "
+        "select '~1', id, shard, 'waiting', true, now(), uid, type, 'application/json', created_at - interval '1 hour' "
         "from outbox.event order by id limit 1 returning 1",
     )
     ended = inside("status", "--json", "--max-oldest", "1", "--dsn", database.dsn)

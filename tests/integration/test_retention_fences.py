@@ -80,15 +80,6 @@ def test_ids_go_on_above_those_of_discarded_events(owner: Connection) -> None:
     assert emit_ago(owner, 0)[0] > 5000
 
 
-@pytest.mark.parametrize("marked", [False, True])
-def test_relays_that_do_not_know_marks_are_refused_behind_a_rebase(owner: Connection, marked: bool) -> None:
-    owner.execute("update outbox.meta set min_relay = 2")
-    if marked:
-        discard(owner, "crm", 1)
-    owner.execute("select outbox.rebase()")
-    assert one(owner, "select min_relay from outbox.meta") == (3 if marked else 2)
-
-
 # -- archives ---------------------------------------------------------------------------------------------------
 
 

