@@ -19,7 +19,7 @@ SERVER_TESTS := tests/support/test_postgres.py tests/property tests/debezium $(a
 	limits_of_callers looks migrate notify_flood odd_reads odd_servers operator_roles ownership pgbouncer plans probes \
 	python_transactions queue queue_ahead queue_limits queue_plans queue_relay reading_functions relay rented_servers replay replay_fences \
 	replay_outcomes replay_service replay_stop replica_sessions restore retention retention_fences retention_policy \
-	retention_rest roles row_security scheduled_changes schedules schedules_cli schedules_files schedules_relay \
+	retention_rest roles row_security scheduled_events schedules schedules_cli schedules_files schedules_relay \
 	schedules_trouble seek session_settings shared_rate shared_slots sinks small_reads spread statement_timeout status \
 	takeover_with_dead_rows tenant_filter ticking trouble ui_bulk ui_contents ui_hostile ui_markup ui_pages ui_plans \
 	ui_schedules unique_keys why why_routes))

@@ -22,13 +22,6 @@ for each row when (new.state = 'dead') execute function outbox_internal.notify_d
 create or replace trigger row_revived before update of state on outbox.delivery
 for each row when (old.state = 'dead' and new.state <> 'dead') execute function outbox_internal.row_revived();
 
-create or replace trigger spread_scheduled before insert or update of deliver_at on outbox.delivery
-    for each row when (new.deliver_at is not null and new.sink < '~') execute function outbox_internal.spread_scheduled();
-
-create or replace trigger row_went_early after delete on outbox.delivery
-for each row when (old.deliver_at is not null and old.due_at > statement_timestamp() and old.sink < '~')
-execute function outbox_internal.row_went_early();
-
 
 alter table outbox.sink alter home set default outbox_internal.home();
 -- The id is given out before: defaults are evaluated in column order.

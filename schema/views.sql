@@ -74,7 +74,7 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
                             'leave_day, renew_retention, trim_uids}', null, 'EXECUTE'),
     -- scheduled
     ('emit', 'function', '{cancel, reschedule}', null, 'EXECUTE'),
-    ('relay', 'function', '{apply_scheduled_changes, mark_cancelled, take_scheduled, trim_scheduled_changes}', null, 'EXECUTE'),
+    ('relay', 'function', '{enter_scheduled}', null, 'EXECUTE'),
     -- schedules
     ('relay', 'function', '{fire_schedule_times}', null, 'EXECUTE'),
     ('operate', 'function', '{run_schedule, set_schedule}', null, 'EXECUTE'),
@@ -99,7 +99,9 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     -- `config` is for those who operate; outbox.retention_status shows `retention`.
     ('read', 'table', '{relay}', '{id, name, version, sinks, started_at, seen_at}', 'SELECT'),
     ('read', 'table', '{event}', '{xid, id, shard, uid, type, key, content_type, deliver_at, created_at, emitter, tenant, '
-                               'priority}', 'SELECT'),
+                               'priority, emitted_at}', 'SELECT'),
+    ('read', 'table', '{scheduled}', '{xid, id, uid, type, key, content_type, deliver_at, created_at, emitter, tenant, '
+                                   'priority}', 'SELECT'),
     ('read', 'table', '{event_default}', '{id}', 'SELECT'),
     ('read', 'table', '{delivery}',
      '{sink, id, shard, state, ordered, due_at, priority, attempts, claims, suspect, lease, lease_until, owner, last_error, '
@@ -111,7 +113,7 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
                                     'retry_at, error, error_at, tenant}', 'SELECT'),
     -- The answer of a destination may repeat the payload.
     ('payloads', 'table', '{delivery}', '{payload, headers, last_attempt}', 'SELECT'),
-    ('payloads', 'table', '{event, schedule}', '{payload, headers}', 'SELECT'),
+    ('payloads', 'table', '{event, schedule, scheduled}', '{payload, headers}', 'SELECT'),
     ('payloads', 'table', '{attempt}', '{detail}', 'SELECT'),
     ('operate', 'table', '{relay}', '{config, schedules}', 'SELECT'),
     ('operate', 'table', '{secret}', '{config_key}', 'SELECT'),

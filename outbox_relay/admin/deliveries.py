@@ -89,7 +89,10 @@ async def search_deliveries(store: Store, wanted: Filter, most: int, before: Pla
     Raises as ``count_deliveries``.
     """
     sinks = await require_sink(store, wanted.get("sink"))
-    looks = LOOKS if wanted["states"] != ["dead"] or "sink" in wanted else max(FEWEST_LOOKS, LOOKS // max(1, sinks))
+    [state] = wanted["states"]
+    if state == "scheduled":
+        return await _search_scheduled(store, wanted, most, before)
+    looks = LOOKS if state != "dead" or "sink" in wanted else max(FEWEST_LOOKS, LOOKS // max(1, sinks))
     place = {"before_id": before[0] if before else MAX_ID, "before_sink": before[1] if before else ""}
     given = {"filter": json.dumps(wanted), **place, "looks": looks, "most": most + 1}
     rows = await store.by_index("search_deliveries", given, "read")
@@ -103,6 +106,13 @@ async def search_deliveries(store: Store, wanted: Filter, most: int, before: Pla
         else None
     )
     return Found([_listed(row) for row in found[:most]], matched, not floor, after, at)
+
+
+async def _search_scheduled(store: Store, wanted: Filter, most: int, before: Place | None) -> Found:
+    matched = await count_deliveries(store, wanted)
+    found = await _page(store, "dead_list", wanted, {"most": most + 1}, before or (None, None))
+    after = (found[most - 1].id, found[most - 1].sink) if len(found) > most else None
+    return Found([_listed(row) for row in found[:most]], matched.count, matched.exact, after, matched.at)
 
 
 async def deliveries_of_key(store: Store, key: str, most: int) -> tuple[list[dict[str, Any]], bool]:

@@ -15,7 +15,6 @@ OVER = {
 PASSED_BY = {
     "row": "the sink had a row of it",
     "discarded": "it had been discarded",
-    "not due": "it was not due",
 }
 UNKNOWN = {
     "rebase needed": "the database was restored: stop every relay, then run outbox-relay rebase",

@@ -44,7 +44,8 @@ async def status(store: Store) -> dict[str, Any]:
       False, and the rest is estimated from the density of events in the ids that were counted.
     - ``oldest_seconds``: the age of the oldest event of the backlog by the database's clock, or the time since it
       became due if that is shorter; 0.0 without a backlog.
-    - ``waiting``, ``held``, ``dead``: numbers of rows. ``scheduled``: number of rows and of events of the log.
+    - ``waiting``, ``held``, ``dead``: numbers of rows. ``scheduled``: number of events that are not
+      due and that the sink takes.
     - ``circuit_seconds``: the time since the circuit was last closed, or None.
     - ``in_flight_limit``: the concurrency of a relay after the destination requested less; None means the configured
       maximum.

@@ -40,7 +40,7 @@ def add(commands: Any) -> None:
     dead_actions.add(group, STATES)
     export = add_command(group, "export", _export, "print dead letters with their payloads, a JSON object per line")
     add_filter(export)
-    add_state(export, STATES)
+    add_state(export, STATES[:-1])  # a scheduled event has no delivery yet
 
 
 def _list(arguments: argparse.Namespace) -> int:

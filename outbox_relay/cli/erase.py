@@ -84,8 +84,8 @@ def _refused(arguments: argparse.Namespace, result: Erased) -> int:
     if result.done:
         _say_what_is_left(archives, result)
     for each in undelivered:
-        place = f"replay {each['sink'][1:]}" if each["sink"].startswith("~") else f"sink {each['sink']}"
-        say(f"event {each['uid']} is {each['state']} in {place}")
+        place = f" in replay {each['sink'][1:]}" if each["sink"].startswith("~") else f" in sink {each['sink']}"
+        say(f"event {each['uid']} is {each['state']}{place if each['sink'] else ''}")
     erased = f"{_events(result.done)} erased, then stopped" if result.done else "nothing was erased"
     say(
         f"{erased}: only events that every sink has settled are erased. Wait until they are delivered, or discard them "

@@ -100,6 +100,7 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         # Housekeeping and retention
         "housekeeping.done": "housekeeping",
         "housekeeping.failed": "a chore failed and is tried again",
+        "scheduled.failed": "due events did not enter the log; the relay tries again",
         "retention.emptied": "day emptied",
         "retention.dropped": "partition removed",
         "retention.blocked": "retention blocked",

@@ -127,6 +127,25 @@ class SinkRow(NamedTuple):
         return SinkLimits(self.rate_per_second, self.max_in_flight_total, self.spread_seconds)
 
 
+class ScheduledPlace(NamedTuple):
+    """A place in the order in which scheduled events enter the log: the text of a time of the database, and an id."""
+
+    time: str
+    id: int
+
+
+class Entries(NamedTuple):
+    """The entry of scheduled events into the log.
+
+    ``entered`` is their number, or None while another session lets events enter. ``last`` is the place of the last one,
+    and ``due_in`` the seconds until the next one is due; None if there is none.
+    """
+
+    entered: int | None
+    last: ScheduledPlace | None
+    due_in: float | None
+
+
 class RelayRank(NamedTuple):
     """The number of live relays that serve a sink, and the number of them with an id below this relay's."""
 
@@ -186,11 +205,6 @@ class ClaimedRow(NamedTuple):
     def place(self) -> RowPlace | None:
         """The place in the order in which claims find rows, or None if it was not read."""
         return None if self.due is None else RowPlace(self.due, self.event.id)
-
-    @property
-    def is_scheduled(self) -> bool:
-        """True if this is a scheduled event that no relay has claimed before."""
-        return self.event.deliver_at is not None and not self.ordered and self.attempts == 0 and self.claims <= 1
 
 
 class DeliveredRow(NamedTuple):

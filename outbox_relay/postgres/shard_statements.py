@@ -10,7 +10,7 @@ from outbox_relay.domain.errors import PositionsMissing
 from outbox_relay.domain.sink_spec import SinkRoutes
 from outbox_relay.domain.window import Position, Tick
 from outbox_relay.postgres.database import Database
-from outbox_relay.postgres.rows import Claimed, RelayRank
+from outbox_relay.postgres.rows import Claimed, Entries, RelayRank, ScheduledPlace
 
 HeldShard = tuple[str, int, int]
 """Sink, shard and epoch."""
@@ -128,20 +128,16 @@ class ShardStatements(Database):
 
     # -- scheduled events and unique keys -------------------------------------------------------------------------
 
-    async def apply_scheduled_changes(self, most: int) -> int:
-        """Carry out up to ``most`` changes of scheduled events on their rows; return how many were looked at."""
-        [(looked,)] = await self._rows("apply_scheduled_changes", {"most": most})
-        return looked
+    async def enter_scheduled(self, most: int, after: ScheduledPlace | None) -> Entries:
+        """Let up to ``most`` scheduled events that are due enter the log, of those behind ``after`` if it is given."""
+        parameters = {"most": most, "after_time": after and after.time, "after_id": after and after.id}
+        [(entered, time, last_id, due_in)] = await self._rows("enter_scheduled", parameters)
+        return Entries(entered, None if time is None else ScheduledPlace(time, last_id), due_in)
 
     async def finish_unique_keys(self, most: int) -> int:
         """Delete unique keys of events that are done, among ``most``; return their number."""
         [(finished,)] = await self._rows("finish_unique_keys", {"most": most})
         return finished
-
-    async def trim_scheduled_changes(self, most: int) -> int:
-        """Delete up to ``most`` changes of events that are gone; return their number."""
-        [(removed,)] = await self._rows("trim_scheduled_changes", {"most": most})
-        return removed
 
     # -- relays -----------------------------------------------------------------------------------------------
 

@@ -240,21 +240,16 @@ class DeliveryContext:
 
         Return True if it was parked.
 
-        Events with a fault are dead at once. Events that were scheduled for later leave the order of their key. They
-        become rows even if they are due by now: the claim of a row looks whether they were changed. Events of a blocked
-        key wait for the rows of that key. Events of a shard with several crashed owners become rows, where claims are
-        counted.
+        Events with a fault are dead at once. Scheduled events whose part of ``spread_seconds`` has not passed leave the
+        order of their key. Events of a blocked key wait for the rows of that key. Events of a shard with several
+        crashed owners become rows, where claims are counted.
         """
         event = chunk.events[index]
         if event.fault is not None:
             self.park(chunk, index, "dead", tried=_Tried(error=clip(event.fault), dead="undeliverable"))
-        elif event.deliver_at is not None and event.deliver_at > event.created_at:
-            due_in = (event.deliver_at - self.now()).total_seconds() + self._spread(event)
-            if due_in > 0:
-                self.park(chunk, index, "waiting", ordered=False)
-                self.due_timer.schedule_wakeup(due_in)
-            else:
-                self.park(chunk, index, "waiting", ordered=False, due_in=0.0)
+        elif (due_in := self._spread_left(event)) > 0:
+            self.park(chunk, index, "waiting", ordered=False)
+            self.due_timer.schedule_wakeup(due_in)
         elif event.key in self.blocked and self.keyed(event):
             self.park(chunk, index, "held")
         elif self._crashes(event) >= SUSPECT_CRASHES:
@@ -263,10 +258,12 @@ class DeliveryContext:
             return False
         return True
 
-    def _spread(self, event: StoredEvent) -> float:
-        """Return the seconds by which the event is due later here than it was emitted for."""
+    def _spread_left(self, event: StoredEvent) -> float:
+        """Return the seconds until a scheduled event is due here, 0 or less if it is."""
         spread = self.leases.limits.spread_seconds
-        return spread_of(event.uid, spread) if spread is not None and self.spec.replay is None else 0.0
+        if event.deliver_at is None or spread is None or self.spec.replay is not None:
+            return 0.0
+        return (event.deliver_at - self.now()).total_seconds() + spread_of(event.uid, spread)
 
     def defer(self, chunk: Chunk, index: int) -> None:
         """Park the event at ``index`` until the next probe of the destination."""
@@ -304,8 +301,8 @@ class DeliveryContext:
         )
         if state == "dead":
             self.report.dead(event, tried.status, tried.attempt)
-        scheduled = state == "waiting" and due_in is None
-        if state != "dead" and not scheduled:
+        spread = state == "waiting" and due_in is None
+        if state != "dead" and not spread:
             self.parked_limit.add()
         blocks = takes_part and (state != "dead" or self.spec.hold)
         if due_in is not None and state != "dead":

@@ -25,18 +25,13 @@ TRIM_ROWS, TRIM_LEAST = 1000, 200
 """Rows of each sink that one trim examines, and fewer after a trim that failed. At most 64 of them are kept."""
 MOST_LEASE_SECONDS = 600.0
 """The largest ``lease_seconds`` of a relay."""
-CHANGES = 500
-"""Scheduled events to change, or unique keys to look at, at a time."""
-
-
-def _is_full(count: int) -> bool:
-    """Return True if a chore that looked at ``count`` of ``CHANGES`` probably left more of them."""
-    return count >= CHANGES
+KEYS = 500
+"""Unique keys to look at, at a time."""
 
 
 def _is_half_full(count: int) -> bool:
-    """Return True if ``count`` done ones of ``CHANGES`` that were looked at make more of them likely."""
-    return count >= CHANGES // 2
+    """Return True if ``count`` done ones of ``KEYS`` that were looked at make more of them likely."""
+    return count >= KEYS // 2
 
 
 @dataclass(slots=True)
@@ -119,9 +114,7 @@ class Housekeeping:
             Chore("trim the history of routes", store.trim_routes, 60.0, 60.0, bool),
             Chore("trim marks of discarded events", partial(store.trim_discarded, TRIM_ROWS), 600.0, 60.0, bool),
             Chore("trim the history", partial(store.trim_history, TRIM_ROWS), 600.0, 60.0, bool),
-            Chore("change scheduled events", partial(store.apply_scheduled_changes, CHANGES), 1.0, 2.0, _is_full),
-            Chore("finish unique keys", partial(store.finish_unique_keys, CHANGES), 1.0, 2.0, _is_half_full),
-            Chore("trim changes", partial(store.trim_scheduled_changes, TRIM_ROWS), 600.0, 60.0, bool),
+            Chore("finish unique keys", partial(store.finish_unique_keys, KEYS), 1.0, 2.0, _is_half_full),
             *more,
         ]
 

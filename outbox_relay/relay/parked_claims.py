@@ -34,8 +34,6 @@ BUSY_POLL_SECONDS = 0.1
 """Interval between claims while keys are blocked."""
 MOST_ROWS = 1000
 """Maximum number of rows in one claim."""
-SCHEDULED_ROWS = 100
-"""Number of rows of scheduled events that one claim gets at most. The database locks the uid of each."""
 MOST_BYTES = 16 << 20
 """Maximum bytes of payload, key and headers in one claim, not counting its first row. A claim ahead may add as many."""
 MOST_KEYS = 1000
@@ -97,8 +95,6 @@ class ParkedClaims:
         self._swept: str | None = None
         self._poll_seconds = POLL_SECONDS
         self._size = ClaimSize()
-        self._scheduled = False
-        """True if the last claim got as many rows of scheduled events as a claim may, and no others."""
         self._place: RowPlace | None = None
         """The place at which the last claim ended, if it got as many rows as it may."""
         self._began_at = float("-inf")
@@ -142,8 +138,6 @@ class ParkedClaims:
         if now - self._swept_at >= (POLL_SECONDS if often else SWEEP_SECONDS) and len(self._heads) < MOST_KEYS:
             await self._sweep(now)
         most, most_bytes = min(most, self._size.rows), self._size.payload_bytes
-        if self._scheduled:  # the others would be locked in vain
-            most = min(most, SCHEDULED_ROWS)
         heads = list(islice(self._heads, min(MOST_KEYS, max(FEWEST_KEYS, KEYS_PER_ROW * most))))
         for key in heads:
             del self._heads[key]
@@ -153,8 +147,7 @@ class ParkedClaims:
         claimed = await self._claim(most, heads, after=after)
         if claimed or after is None:
             self._adapt_poll(len(claimed), is_expected=is_expected)
-        self._scheduled = len(claimed) == SCHEDULED_ROWS and all(row.is_scheduled for row in claimed)
-        full = self._scheduled or len(claimed) == most
+        full = len(claimed) == most
         self._place = _end(claimed) if full else None
         if not claimed and self.suspect_was_last:
             claimed = await self._claim_suspect(now)
@@ -173,7 +166,7 @@ class ParkedClaims:
 
         Most rows before the place are in flight, so that a claim would look at them in vain. At least every
         ``POLL_SECONDS``, and after rows of keys were settled, a claim begins at the first row, since some of them may
-        have come back, or a scheduled event may have moved the place beyond them.
+        have come back, or a row that was due later may have moved the place beyond them.
         """
         if self._place is not None and not by_key and now - self._began_at < POLL_SECONDS:
             return self._place

@@ -29,6 +29,7 @@ from outbox_relay.relay.lag_watch import LOOK_SECONDS, LagWatch
 from outbox_relay.relay.leases import LeaseManager
 from outbox_relay.relay.retention import Retention
 from outbox_relay.relay.schedule_definitions import ScheduleDefinitions
+from outbox_relay.relay.scheduled_events import ScheduledEvents
 from outbox_relay.relay.schedules import Schedules
 from outbox_relay.relay.ticker import Ticker
 from outbox_relay.retention.archiver import ProcessArchiver, archiver_for
@@ -74,18 +75,16 @@ class Parts(NamedTuple):
 def build(settings: Settings, log: BoundLogger, stopping: asyncio.Event, trace: Trace = untraced) -> Parts:
     """Return the parts of a process that ends once ``stopping`` is set. Blocks while small files are read.
 
-    ``trace`` is applied to every sink that delivers.
-
-    Raises ``ConfigurationError`` if a file or variable named by the settings of a sink cannot be used.
+    ``trace`` is applied to every sink that delivers. Raises ``ConfigurationError`` if a file or variable named by the
+    settings of a sink cannot be used.
     """
     own_addresses = OwnAddresses(settings)
     webhooks = Webhooks(settings, own_addresses)
     sinks = {name: build_sink(name, settings, webhooks) for name in settings.sinks}
     store = build_store(settings, connections_for(len(sinks)) - LOOK_CONNECTIONS)
-    relay, lease_seconds, name = uuid4(), settings.relay.lease_seconds, settings.relay.name
-    measures, listener = RelayMeasures(), CommitListener(wakeup_dsn(settings), store.database_identity, log)
-    ticker = Ticker(store, listener, lease_seconds, log, measures)
-    lease_manager = LeaseManager(store, relay, name, __version__, lease_seconds, log)
+    relay, lease, name, measures = uuid4(), settings.relay.lease_seconds, settings.relay.name, RelayMeasures()
+    ticker = Ticker(store, CommitListener(wakeup_dsn(settings), store.database_identity, log), lease, log, measures)
+    lease_manager = LeaseManager(store, relay, name, __version__, lease, log)
     relays = SinkRelays(build_specs(settings), sinks, store, ticker, lease_manager, log, stopping, trace)
     recorded_config = RecordedConfig(store, lease_manager, settings, log)
     clients, lag_watch = ReplayClients(settings, webhooks, trace), LagWatch(store, settings.notify.limit, log)
@@ -111,6 +110,7 @@ def build(settings: Settings, log: BoundLogger, stopping: asyncio.Event, trace: 
             "own addresses": own_addresses.run,
             "recorded settings": recorded_config.run,
             "schedules": schedules.run,
+            "scheduled events": ScheduledEvents(store, log).run,
         },
     )
 

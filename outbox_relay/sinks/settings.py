@@ -72,7 +72,7 @@ class SinkSettings(Section):
     when_dead: Literal["skip", "hold"] = "skip"
     """After a dead letter, later events of its key continue ("skip") or wait for a person ("hold")."""
     parked_max: Count = Field(default=100_000, ge=1, le=10_000_000)
-    """Events that wait as rows before the sink pauses, 1 to 10000000; scheduled events do not count."""
+    """Events that wait as rows before the sink pauses, 1 to 10000000; spread events do not count."""
     rows_max: Count = Field(default=10_000_000, ge=1, le=1_000_000_000)
     """The same with claim = "rows", instead of parked_max, 1 to 1000000000."""
     fair_by: Annotated[

@@ -171,24 +171,16 @@ return coalesce(
         '[0-9]+', 'N', 'g'),
     '');
 
--- The state of a row in the words that people see.
-create or replace function outbox_internal.delivery_state(state text, ordered boolean, deliver_at timestamptz) returns text
-language sql stable
-return case when state = 'waiting' and not ordered and deliver_at > now() then 'scheduled' else state end;
-
 -- True if a row was in the queue, and in the state that it is in, at the time `as_of`. Times ahead of the clock are those of
 -- a clock that went back, as in outbox_internal.was_before. A row that is still to be delivered and has failed since is the one that
--- was there, but it had not its present error, which counts `by_error`. Without `scheduled`, a row that was scheduled then
--- was in another state.
+-- was there, but it had not its present error, which counts `by_error`.
 create or replace function outbox_internal.was_counted(
-    state text, ordered boolean, deliver_at timestamptz, since timestamptz, last_attempt_at timestamptz,
-    as_of timestamptz, by_error boolean, scheduled boolean
+    state text, since timestamptz, last_attempt_at timestamptz, as_of timestamptz, by_error boolean
 ) returns boolean
 language sql stable
 return (since < as_of or since > statement_timestamp())
    and (last_attempt_at is null or last_attempt_at < as_of or last_attempt_at > statement_timestamp()
-        or (state <> 'dead' and not by_error))
-   and (scheduled or state <> 'waiting' or ordered or deliver_at is null or deliver_at <= as_of);
+        or (state <> 'dead' and not by_error));
 
 -- True if an event is as most are, and so has no fault. What it is silent about, event_fault looks at.
 --
@@ -309,12 +301,6 @@ language sql volatile
 return d.state = 'dead' and (d.lease_until is null or d.lease_until <= clock_timestamp())
    and greatest(d.since, d.last_attempt_at, case when d.due_at <= clock_timestamp() then d.due_at end) < cutoff;
 
--- True if a row is a scheduled event that no sink has claimed.
-create or replace function outbox_internal.is_untouched(d outbox.delivery) returns boolean
-language sql immutable
-return d.deliver_at is not null and not d.ordered and d.state = 'waiting' and d.attempts = 0 and d.claims = 0
-       and d.lease is null and d.last_attempt_at is null;
-
 -- True if one of the patterns matches an event type: "*" is any number of characters, of types that are not reserved.
 create or replace function outbox_internal.type_matches(patterns text[], event_type text) returns boolean
 language sql immutable
@@ -334,16 +320,15 @@ $$;
 create or replace function outbox_internal.is_meant(d outbox.delivery, f outbox.delivery_filter) returns boolean
 language sql stable
 return case when f.sink is null then d.sink < '~' else d.sink = f.sink end
-   and outbox_internal.delivery_state(d.state, d.ordered, d.deliver_at) = any (f.states)
+   and d.state = any (f.states)
    and (f.type_like is null or d.type like f.type_like)
    and (f.key is null or d.key = f.key)
    and (f.status is null or d.last_status = f.status)
    and (f.since is null or d.created_at >= f.since)
    and (f.until is null or d.created_at < f.until)
    and (f.uids is null or d.uid = any (f.uids))
-   and (f.as_of is null or outbox_internal.was_counted(d.state, d.ordered, d.deliver_at, d.since, d.last_attempt_at, f.as_of,
-                                              not (f.status is null and f.error is null and f.kind is null),
-                                              'scheduled' = any (f.states)))
+   and (f.as_of is null or outbox_internal.was_counted(d.state, d.since, d.last_attempt_at, f.as_of,
+                                              not (f.status is null and f.error is null and f.kind is null)))
    and (f.error is null
         or case when octet_length(f.error) = length(f.error) then strpos(lower(d.last_error collate "C"), f.error)
                 else strpos(lower(d.last_error), f.error) end > 0)

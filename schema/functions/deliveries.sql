@@ -11,14 +11,20 @@ language sql stable security definer
 set search_path = pg_catalog, pg_temp
 set jit = off
 as $$
-    select d.id, d.uid, d.sink::text, d.type::text, d.key::text,
-           outbox_internal.delivery_state(d.state, d.ordered, d.deliver_at), d.attempts, d.last_error, d.last_status,
+    (select d.id, d.uid, d.sink::text, d.type::text, d.key::text, d.state, d.attempts, d.last_error, d.last_status,
            outbox_internal.loadable_time(case when d.state = 'dead' then greatest(d.last_attempt_at, d.since) else d.since end),
            case when d.state <> 'dead' then outbox_internal.loadable_time(d.due_at) end, outbox_internal.loadable_time(d.created_at)
       from outbox_internal.find_deliveries(filter, before_id, before_sink, 1000000,
                                            least(greatest(coalesce(most, 50), 0), 1000), false) f
-      join outbox.delivery d on d.id = f.id and d.sink = f.sink
-     order by d.id desc, d.sink desc
+      join outbox.delivery d on d.id = f.id and d.sink = f.sink)
+    union all
+    (select s.id, s.uid, s.sink, s.type, s.key, 'scheduled', 0, null, null, s.created_at, s.deliver_at, s.created_at
+       from outbox_internal.scheduled_deliveries(outbox_internal.read_filter(filter, clock_timestamp())) s
+      where before_id is null or s.id <= before_id and (s.id < before_id or s.sink < before_sink)
+      order by s.id desc, s.sink desc
+      limit least(greatest(coalesce(most, 50), 0), 1000))
+     order by 1 desc, 3 desc
+     limit least(greatest(coalesce(most, 50), 0), 1000)
 $$;
 
 -- The rows that a filter means, of those before (`before_id`, `before_sink`), newest event first: at most `most`. The newest
@@ -78,7 +84,7 @@ begin
                                  where e.id = d.id and e.shard = d.shard and e.created_at = d.created_at limit 1)) as meant,
                        row_number() over (order by d.id desc, d.sink desc) as place
                   from outbox.delivery d
-                 where not by_sink and (not dead_alone or d.state = 'dead') and (f.uids is null or d.uid = any (f.uids))
+                 where not by_sink and f.states <> '{scheduled}' and (not dead_alone or d.state = 'dead') and (f.uids is null or d.uid = any (f.uids))
                    and d.id <= top and (d.id < top or d.sink < before_sink)
                  order by d.id desc, d.sink desc
                  limit looks
@@ -132,6 +138,16 @@ declare
     more boolean;
     first_id bigint;
 begin
+    if f.states = '{scheduled}' then
+        return query
+        select s.sink, s.type, 'scheduled', null::text, null::integer, null::text, count(*), min(s.created_at),
+               max(s.created_at), true
+          from outbox_internal.scheduled_deliveries(f) s
+         group by s.sink, s.type
+         order by count(*) desc, s.sink, s.type
+         limit most_groups;
+        return;
+    end if;
     rest.tenant := null;  -- is_meant would look for each row in a statement of its own, which takes ten times as long
     more := exists (
         select from outbox.delivery d
@@ -151,7 +167,7 @@ begin
     end if;
     return query
     with newest as materialized (
-        select d.sink, d.type, outbox_internal.delivery_state(d.state, d.ordered, d.deliver_at) as state,
+        select d.sink, d.type, d.state as state,
                left(d.last_error, 200) as error, d.last_status as status,
                case when d.state = 'dead' then greatest(d.last_attempt_at, d.since) else d.since end as at
           from outbox.delivery d
@@ -201,6 +217,12 @@ declare
     rest outbox.delivery_filter := f;
     dead_alone constant boolean := f.states = '{dead}';
 begin
+    if f.states = '{scheduled}' then
+        matched := (select count(*) from (select from outbox_internal.scheduled_deliveries(f) s limit most + 1) r);
+        exact := matched <= most;
+        matched := least(matched, most);
+        return;
+    end if;
     rest.tenant := null;  -- is_meant would look for each row in a statement of its own, which takes ten times as long
     select count(*) into matched
       from (
@@ -227,6 +249,26 @@ end
 $$;
 comment on function outbox.count_deliveries is
     'The number of deliveries that a filter means, and whether it is exact.';
+
+-- The scheduled events that a filter means, once for each sink that takes their type, or with an empty sink if none does. None
+-- has an error. Times are those of the emit.
+create or replace function outbox_internal.scheduled_deliveries(f outbox.delivery_filter) returns table (
+    id bigint, uid uuid, sink text, type text, key text, created_at timestamptz, deliver_at timestamptz
+)
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select s.id, s.uid, coalesce(k.name, '')::text, s.type::text, s.key::text, s.created_at, s.deliver_at
+      from outbox.scheduled s
+      left join (select k.name, outbox_internal.types_of(k.name) as types from outbox.sink k offset 0) k
+        on k.types is null or s.type like any (k.types)
+     where 'scheduled' = any (f.states) and f.status is null and f.error is null and f.kind is null
+       and (f.uids is null or s.uid = any (f.uids)) and (f.sink is null or k.name = f.sink)
+       and (f.type_like is null or s.type like f.type_like) and (f.key is null or s.key = f.key)
+       and (f.tenant is null or s.tenant = f.tenant)
+       and (f.since is null or s.created_at >= f.since) and (f.until is null or s.created_at < f.until)
+       and (f.as_of is null or s.created_at < f.as_of)
+$$;
 
 -- The number of events that a replay means, of ids in (after_id, upto_id], up to `most` and for about `most_seconds`;
 -- `upto` is how far it was counted.
@@ -544,6 +586,8 @@ comment on function outbox.retry_deliveries is
 -- One step of a discard, as outbox.retry_deliveries: deliveries that `filter` means, of any state, are deleted, and
 -- outbox.discarded says so. Later events of their keys go on. With `among`, no other uids than these are looked at.
 --
+-- A scheduled event is deleted for all sinks, whichever sink `filter` names.
+--
 -- Rows whose events would be read again (see outbox_internal.discard_rows) are left and counted as `unsettled`; `unsettled_uids` names
 -- them. The shards are locked before the positions are read. Relays cannot renew their leases meanwhile: call it in a
 -- transaction of its own. Tables are locked in the order in which outbox.rebase locks them.
@@ -580,6 +624,34 @@ begin
     select a.at into began from outbox.audit a where a.id = audit_id;
     f := outbox_internal.read_filter(filter, began);
     most := least(greatest(coalesce(most, 1000), 1), 1000);
+    if 'scheduled' = any (f.states) then
+        if f.states <> '{scheduled}' then
+            raise exception using errcode = 'invalid_parameter_value',
+                message = 'scheduled events are discarded apart from other deliveries';
+        end if;
+        f.as_of := least(f.as_of, began);
+        with meant as materialized (
+            select s.uid from outbox_internal.scheduled_deliveries(f) s limit most
+        ),
+        gone as (
+            delete from outbox.scheduled s
+             where s.uid = any (array(select l.uid from outbox.scheduled l
+                                       where l.uid = any (array(select m.uid from meant m)) for update skip locked))
+            returning s.uid
+        ),
+        freed as (
+            delete from outbox.unique_key k using gone g where k.uid = g.uid
+        )
+        select count(*) filter (where g.uid is not null), count(*) filter (where g.uid is null) into done, under_way
+          from meant m left join gone g on g.uid = m.uid;
+        unsettled := 0;
+        if done + under_way = most and done > 0 then
+            next_id := 0;
+            next_sink := '';
+        end if;
+        perform outbox_internal.record_action('dead discard', filter ->> 'sink', filter, done, actor, reason, audit_id);
+        return;
+    end if;
     select n.ids, n.sinks, n.next_id, n.next_sink into looked_at, sinks, next_id, next_sink
       from outbox_internal.next_deliveries(f, coalesce(among, f.uids), coalesce(after_id, 0), coalesce(after_sink, ''), most) n;
     perform outbox_internal.lock_shards_of(array_agg(d.id), array_agg(d.sink))

@@ -43,6 +43,14 @@ begin
             return uid;
         end if;
     end if;
+    if deliver_at > clock_timestamp() then
+        insert into outbox.scheduled (
+            xid, id, uid, emitter, priority, deliver_at, type, key, tenant, content_type, headers, payload
+        )
+        values (own_xid, event_id, uid, outbox_internal.emitter(), priority, deliver_at, type, key, tenant,
+                nullif(content_type, 'application/json'), headers, payload);
+        return uid;
+    end if;
     insert into outbox.event (
         xid, id, uid, emitter, shard, priority, deliver_at, type, key, tenant, content_type, headers, payload
     )
@@ -141,8 +149,12 @@ declare
     made_id bigint;
     is_new boolean;
 begin
+    -- No row is made for the uid of a scheduled event: its entry into the log would wait for this transaction.
+    select s.emitter into other from outbox.scheduled s where s.uid = claimed;
+    is_new := not found;
     -- A row that was there may be deleted before it is read.
     for attempt in 1..3 loop
+        exit when not is_new;
         insert into outbox.uid (uid, id, emitter, emitter_oid) values (claimed, event_id, claimant, own) on conflict do nothing;
         is_new := found;
         exit when is_new;
@@ -176,7 +188,7 @@ begin
 end
 $$;
 
--- The events that the calling transaction has emitted so far, in that order: those that are recorded under the caller's
+-- The events that the calling transaction has emitted so far, in that order, scheduled ones among them: those that are recorded under the caller's
 -- present role, including those that triggers and SECURITY DEFINER functions emitted. An application's role may not read the
 -- log, and its tests ask what the code has emitted. Needs no transaction id, and takes none.
 --
@@ -192,9 +204,17 @@ as $$
 begin
     return query
     select e.uid, e.type, e.key, e.payload, coalesce(e.content_type, 'application/json'), e.headers, e.deliver_at
-      from outbox.event e
-     where e.xid = pg_current_xact_id_if_assigned() and e.emitter = outbox_internal.emitter_oid()
-       and e.created_at >= now() - interval '1 minute'
+      from (
+        select l.id, l.uid, l.type, l.key, l.payload, l.content_type, l.headers, l.deliver_at
+          from outbox.event l
+         where l.xid = pg_current_xact_id_if_assigned() and l.emitter = outbox_internal.emitter_oid()
+           and l.created_at >= now() - interval '1 minute'
+        union all
+        select s.id, s.uid, s.type, s.key, s.payload, s.content_type, s.headers, s.deliver_at
+          from outbox.scheduled s
+         where s.xid = pg_current_xact_id_if_assigned() and s.emitter = outbox_internal.emitter()
+           and s.created_at >= now() - interval '1 minute'
+      ) e
      order by e.id;
 end
 $$;

@@ -136,6 +136,7 @@ declare
 begin
     if uid is not null
        and outbox_internal.event_id(uid) is null
+       and not exists (select from outbox.scheduled s where s.uid = check_erasable.uid)
        and not exists (select from outbox.delivery d where d.uid = check_erasable.uid)
        and not exists (select from outbox.attempt a where a.uid = check_erasable.uid)
        and not exists (select from outbox.discarded m where m.uid = check_erasable.uid) then
@@ -335,6 +336,8 @@ declare
     snap constant pg_snapshot := pg_current_snapshot();  -- after the counter, and before the last id
     e outbox.erasure;
 begin
+    -- No scheduled event enters the log until this commits: the first step looks whether one of the subject waits.
+    perform pg_advisory_xact_lock(1869967971, 2);
     update outbox.erasure o
        set phase = 'looking', place = 0, matched = 0, left_over = 0, config = config_now, snapshot = snap,
            server = outbox_internal.incarnation(),
@@ -446,7 +449,7 @@ set enable_seqscan = off
 set jit = off
 as $$
     with looked_at as materialized (
-        select e.id, e.xid, e.uid, e.shard, e.type, e.key, e.content_type, e.created_at, e.deliver_at, e.tenant
+        select e.id, e.xid, e.uid, e.shard, e.type, e.key, e.content_type, e.created_at, e.tenant
           from outbox.event e where e.id = any (event_ids)
     ),
     readers as materialized (
@@ -458,11 +461,11 @@ as $$
           left join outbox.shard h on h.sink = k.name and h.shard = l.shard
           left join outbox.standing p on p.sink = k.name and p.shard = l.shard
     )
-    select d.uid, d.sink::text, outbox_internal.delivery_state(d.state, d.ordered, d.deliver_at)
+    select d.uid, d.sink::text, d.state
       from looked_at l join outbox.delivery d on d.uid = l.uid
      where d.sink >= '~' or exists (select from outbox.sink k where k.name = d.sink)
     union
-    select l.uid, r.name::text, case when l.deliver_at > now() then 'scheduled' else 'pending' end
+    select l.uid, r.name::text, 'pending'
       from looked_at l
       join readers r on r.shard = l.shard
      where (r.owned
@@ -484,7 +487,7 @@ as $$
 $$;
 
 -- The same as JSON, and copies with the key whose events the log no longer has, of ids behind `low`, up to `high`; or copies
--- of the uid. Null: there are none.
+-- of the uid; and with the first ids, scheduled events. Null: there are none.
 create or replace function outbox_internal.undelivered_of_subject(key text, uid uuid, ids bigint[], low bigint, high bigint) returns jsonb
 language sql stable
 set search_path = pg_catalog, pg_temp
@@ -496,7 +499,7 @@ as $$
       from (
         select n.uid, n.sink, n.state from outbox_internal.undelivered(ids) n
         union
-        (select d.uid, d.sink::text, outbox_internal.delivery_state(d.state, d.ordered, d.deliver_at)
+        (select d.uid, d.sink::text, d.state
            from outbox.delivery d
           where undelivered_of_subject.uid is null and d.id > low and d.id <= high and d.key = undelivered_of_subject.key
             and not exists (select from outbox.event e
@@ -505,10 +508,16 @@ as $$
             and (d.sink >= '~' or exists (select from outbox.sink k where k.name = d.sink))
           limit 20)
         union
-        (select d.uid, d.sink::text, outbox_internal.delivery_state(d.state, d.ordered, d.deliver_at)
+        (select d.uid, d.sink::text, d.state
            from outbox.delivery d
           where d.uid = undelivered_of_subject.uid
             and (d.sink >= '~' or exists (select from outbox.sink k where k.name = d.sink))
+          limit 20)
+        union
+        (select s.uid, '', 'scheduled'
+           from outbox.scheduled s
+          where low = 0
+            and (s.uid = undelivered_of_subject.uid or undelivered_of_subject.uid is null and s.key = undelivered_of_subject.key)
           limit 20)
       ) u
 $$;

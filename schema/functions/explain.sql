@@ -1,27 +1,32 @@
 -- An event and its states, as `why --json` shows them but for the recorded attempts; null if neither the log, a row, a mark
--- nor a record has it.
+-- nor a record has it, and it is not scheduled. `emitted_at` is the time of the emit of an event that was scheduled.
 create or replace function outbox.why(wanted uuid) returns json
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
 set timezone = 'UTC'
 as $$
     with known as (
-        (select 1 as place, e.id, e.shard, e.type, e.key, e.tenant, e.priority, e.created_at
+        (select 0 as place, null::bigint as id, outbox_internal.shard_of(s.key, s.uid) as shard, s.type, s.key, s.tenant,
+                s.priority, s.created_at, s.created_at as emitted_at, s.deliver_at
+           from outbox.scheduled s where s.uid = wanted)
+        union all
+        (select 1, e.id, e.shard, e.type, e.key, e.tenant, e.priority, e.created_at, e.emitted_at, e.deliver_at
            from outbox.event e where e.id = (select outbox_internal.event_id(wanted)) and e.uid = wanted limit 1)
         union all
-        (select 2, d.id, d.shard, d.type, d.key, null, null, d.created_at
+        (select 2, d.id, d.shard, d.type, d.key, null, null, d.created_at, null, d.deliver_at
            from outbox.delivery d where d.uid = wanted order by d.id desc limit 1)
         union all
-        (select 3, m.id, null, null, null, null, null, null from outbox.discarded m
+        (select 3, m.id, null, null, null, null, null, null, null, null from outbox.discarded m
           where m.uid = wanted order by m.id desc limit 1)
         union all
-        (select 4, a.id, null, null, null, null, null, null from outbox.attempt a
+        (select 4, a.id, null, null, null, null, null, null, null, null from outbox.attempt a
           where a.uid = wanted order by a.id desc limit 1)
     )
     select json_build_object(
                'uid', wanted, 'type', k.type, 'key', k.key, 'tenant', k.tenant, 'priority', k.priority, 'id', k.id,
                'shard', k.shard, 'in_log', k.place = 1,
-               'created_at', k.created_at, 'age_seconds', outbox_internal.in_seconds(now() - outbox_internal.loadable_time(k.created_at)),
+               'created_at', k.created_at, 'emitted_at', k.emitted_at,
+               'deliver_at', outbox_internal.loadable_time(k.deliver_at), 'age_seconds', outbox_internal.in_seconds(now() - outbox_internal.loadable_time(k.created_at)),
                'sinks', coalesce((select json_object_agg(s.sink, jsonb_build_object('state', s.state) || s.details
                                                          order by s.sink)
                                     from outbox_internal.event_states(wanted) s), '{}'))
@@ -32,57 +37,41 @@ $$;
 comment on function outbox.why is
     'An event and its state in each sink as JSON, as `outbox-relay why` explains it; null if nothing knows the event.';
 
--- The state of an event in each sink: a replay may have delivered what the sink has not, and a scheduled event that no sink has
--- read yet is shown as it was changed, with the spread of the sink.
+-- The state of an event in each sink, with what replays have done of it. One that is scheduled is that in every sink that takes
+-- its type.
 create or replace function outbox_internal.event_states(wanted uuid) returns table (sink text, state text, details jsonb)
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
 set timezone = 'UTC'
 as $$
-    select s.sink, case when s.mended then 'settled' else s.state end,
-           case when s.mended then '{}' else s.details end
-           || case when s.delivered and s.details ? 'again' then jsonb_build_object('again', true) else '{}' end
-           || case when s.replays is null then '{}' else jsonb_build_object('replays', s.replays) end
-      from (
-        select p.sink,
-               case when p.state not in ('pending', 'scheduled') then p.state
-                    when c.uid is not null and c.deliver_at is null then 'discarded'
-                    when t.due > now() then 'scheduled'
-                    else p.state end as state,
-               case when p.state not in ('pending', 'scheduled') then p.details
-                    when c.uid is not null and c.deliver_at is null
-                    then jsonb_build_object('at', c.changed_at, 'by', null, 'role', c.emitter, 'reason', 'cancelled')
-                    when t.due is null or t.due <= now() and c.uid is null then p.details
-                    else p.details || jsonb_build_object('due_in_seconds',
-                                                         outbox_internal.in_seconds(outbox_internal.loadable_time(t.due) - now())) end
-                   as details,
-               r.replays, r.delivered,
-               coalesce(r.settled, false)
-                   and (p.state in ('not routed', 'passed over')
-                        or p.state = 'unknown' and p.details ->> 'reason' <> 'rebase needed') as mended
-          from outbox_internal.routed_states(wanted) p
-          left join outbox_internal.replay_outcomes(wanted) r on r.sink = p.sink
-          left join (
-            select l.created_at, l.deliver_at from outbox.event l
-             where l.id = (select outbox_internal.event_id(wanted)) and l.uid = wanted limit 1
-          ) e on true
-          left join outbox.scheduled_change c on c.uid = wanted and c.created_at = e.created_at
-         cross join lateral (
-            -- A row has its own time, unless a change is to be carried out on it.
-            select case when c.uid is not null or not p.details ? 'attempts' and e.deliver_at > e.created_at
-                        then coalesce(c.deliver_at, e.deliver_at) end as at
-         ) o
-         cross join lateral (
-            select case when o.at > e.created_at and o.at < '9998-01-01 00:00:00+00'
-                        then o.at + outbox_internal.spread_of(p.sink, wanted) else o.at end as due
-         ) t
-      ) s
+    select k.name, case when n.is_routed then 'scheduled' else 'not routed' end,
+           case when n.is_routed
+                then jsonb_build_object('due_in_seconds',
+                                        outbox_internal.in_seconds(s.deliver_at + outbox_internal.spread_of(k.name, s.uid) - now()))
+                else '{}' end
+      from outbox.scheduled s
+     cross join outbox.sink k
+     cross join lateral (select outbox_internal.type_matches(k.patterns, s.type) as is_routed) n
+     where s.uid = wanted
+    union all
+    select p.sink, case when m.mended then 'settled' else p.state end,
+           case when m.mended then '{}' else p.details end
+           || case when r.delivered and not m.mended and p.details ? 'again' then jsonb_build_object('again', true) else '{}' end
+           || case when r.replays is null then '{}' else jsonb_build_object('replays', r.replays) end
+      from outbox_internal.routed_states(wanted) p
+      left join outbox_internal.replay_outcomes(wanted) r on r.sink = p.sink
+     cross join lateral (
+        select coalesce(r.settled, false)
+               and (p.state in ('not routed', 'passed over')
+                    or p.state = 'unknown' and p.details ->> 'reason' <> 'rebase needed') as mended
+      ) m
+     where not exists (select from outbox.scheduled s where s.uid = wanted)
 $$;
 
 -- The state of an event in each sink, in the words of `why --json`, with what else is known of it. Of an event that is no
 -- longer in the log its rows, marks and recorded attempts are known. No payload and no header is returned.
 --
--- The first that holds: erased · its row · discarded · not passed yet, by patterns that match (scheduled, pending) ·
+-- The first that holds: erased · its row · discarded · not passed yet, by patterns that match (pending) ·
 -- delivered, as recorded · settled under routes that match · unknown · not routed · passed over.
 create or replace function outbox_internal.routed_states(wanted uuid) returns table (sink text, state text, details jsonb)
 language sql stable security definer
@@ -91,7 +80,7 @@ set timezone = 'UTC'
 set jit = off
 as $$
     with logged as materialized (
-        select e.id, e.shard, e.xid, e.type, e.key, e.deliver_at, e.created_at,
+        select e.id, e.shard, e.xid, e.type, e.key, e.created_at,
                outbox_internal.is_erased(e.content_type, e.payload) as erased
           from outbox.event e
          where e.id = (select outbox_internal.event_id(wanted)) and e.uid = wanted
@@ -99,7 +88,7 @@ as $$
     ),
     parked as materialized (
         select distinct on (d.sink)
-               d.sink, d.id, d.key, d.state, d.ordered, d.deliver_at, d.due_at, d.attempts, d.lease_until, d.owner, d.last_error,
+               d.sink, d.id, d.key, d.state, d.ordered, d.due_at, d.attempts, d.lease_until, d.owner, d.last_error,
                d.last_status, d.last_attempt_at, outbox_internal.last_attempt_of(d.sink, d.id) as last_attempt, d.since
           from outbox.delivery d
          where d.uid = wanted and (not exists (select from logged) or d.created_at = (select l.created_at from logged l))
@@ -144,8 +133,7 @@ as $$
           from outbox.meta m
     ),
     known as (
-        select k.name, l.id, l.type, l.erased, coalesce(l.deliver_at > now(), false) as later,
-               l.deliver_at, l.key, l.shard, p.passed, p.covered, p.routed, p.over_by, p.over_at,
+        select k.name, l.id, l.type, l.erased, l.key, l.shard, p.passed, p.covered, p.routed, p.over_by, p.over_at,
                p.doubtful, p.forgotten,
                -- A session of other routes drains.
                coalesce(p.doubtful and o.generation <> k.generation, false) as reading, o.name as owner, o.lease_seconds,
@@ -164,10 +152,10 @@ as $$
         select k.*,
                case when k.erased then 'erased'
                     when d.id is not null and d.lease_until > now() then 'waiting'
-                    when d.id is not null then outbox_internal.delivery_state(d.state, d.ordered, d.deliver_at)
+                    when d.id is not null then d.state
                     when m.sink is not null then 'discarded'
                     when (select h.restored from home h) then 'unknown'
-                    when (k.wanted or k.reading) and not k.passed then case when k.later then 'scheduled' else 'pending' end
+                    when (k.wanted or k.reading) and not k.passed then 'pending'
                     when r.sink is not null then 'delivered'
                     when k.routed then 'settled'
                     when k.doubtful or k.forgotten then 'unknown'
@@ -193,7 +181,7 @@ as $$
              order by f.state = 'dead', f.id
              limit 1
           ) b on true
-         where j.state in ('pending', 'scheduled', 'waiting', 'held')
+         where j.state in ('pending', 'waiting', 'held')
     )
     select j.name, j.state,
            case
@@ -203,7 +191,7 @@ as $$
                     then jsonb_build_object('relay', coalesce(w.name, d.owner::text),
                                             'lease_seconds', outbox_internal.in_seconds(d.lease_until - now()))
                     else '{}' end
-               || case when j.state in ('waiting', 'scheduled')
+               || case when j.state = 'waiting'
                        then jsonb_build_object('due_in_seconds', outbox_internal.in_seconds(outbox_internal.loadable_time(d.due_at) - now())) else '{}' end
                || case when j.state in ('waiting', 'held') then s.behind else '{}' end
                || jsonb_build_object(
@@ -216,10 +204,8 @@ as $$
                        else coalesce(s.sink, '{}') end
            when j.state = 'discarded' then
                jsonb_build_object('at', m.at, 'by', m.actor, 'role', m.role_name, 'reason', m.reason)
-           when j.state in ('pending', 'scheduled') then
-               case when j.state = 'scheduled'
-                    then jsonb_build_object('due_in_seconds', outbox_internal.in_seconds(outbox_internal.loadable_time(j.deliver_at) - now())) else '{}' end
-               || jsonb_build_object('owner', j.owner, 'lease_seconds', j.lease_seconds)
+           when j.state = 'pending' then
+               jsonb_build_object('owner', j.owner, 'lease_seconds', j.lease_seconds)
                || s.behind || s.sink || jsonb_build_object('again', coalesce(j.routed or r.sink is not null, false))
            when j.state = 'delivered' then r.details
            when j.state = 'passed over' then jsonb_build_object('by', j.over_by, 'at', j.over_at)

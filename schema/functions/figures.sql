@@ -1,14 +1,14 @@
--- Number of events of the log that a sink has not settled: `events` that are due, `scheduled` ones that are not, and
--- since when the `oldest` of the due ones waits. Events with a row in `delivery` are left out; with `above` and `upto`, so are
--- those with other ids. It reads payloads to count the bytes of what it reads, which roles that may see `status` cannot.
+-- Number of events of the log that a sink has not settled, and since when the `oldest` of them waits. Events with a row in
+-- `delivery` are left out; with `above` and `upto`, so are those with other ids. It reads payloads to count the bytes of what
+-- it reads, which roles that may see `status` cannot.
 --
--- Exact while no more than `most` are due. Beyond that, or after `most_seconds` of looking for events among ids of
+-- Exact while there are no more than `most`. Beyond that, or after `most_seconds` of looking for events among ids of
 -- other sinks, reading stops and `events` is estimated: of each piece of the rest, by how dense the events were in the
 -- ids that were read. Every piece is begun, for the sake of `oldest`.
 create or replace function outbox_internal.backlog(
     sink_name text, types text[], most integer, most_seconds double precision,
     above bigint default null, upto bigint default null,
-    out events bigint, out exact boolean, out scheduled bigint, out oldest timestamptz
+    out events bigint, out exact boolean, out oldest timestamptz
 )
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
@@ -34,7 +34,6 @@ declare
 begin
     most := least(greatest(coalesce(most, 10000), 0), 100000);
     events := 0;
-    scheduled := 0;
     exact := true;
     for piece in
         select u.late, u.shards, u.a, u.a_next, greatest(u.after_id, above) as after_id,
@@ -46,28 +45,25 @@ begin
         while done_id < piece.upto_id loop
             last_id := case when piece.late then piece.upto_id else least(piece.upto_id, done_id + span) end;
             rows := case when events > most then 100 when piece.late then most + 1 else least(most + 1, 2000) end;
-            select count(*) as read, max(r.id) as last_id,
-                   count(*) filter (where r.due) as due, count(*) filter (where not r.due) as scheduled,
-                   min(greatest(r.created_at, r.deliver_at)) filter (where r.due) as oldest
+            select count(*) as read, max(r.id) as last_id, count(*) filter (where r.due) as due,
+                   min(r.created_at) filter (where r.due) as oldest
               into chunk
               from (
-                select e.id, e.created_at, e.deliver_at,
-                       case when not exists (select from outbox.delivery d where d.sink = sink_name and d.id = e.id)
-                            then e.deliver_at is null or e.deliver_at <= now() end as due
+                select e.id, e.created_at,
+                       not exists (select from outbox.delivery d where d.sink = sink_name and d.id = e.id) as due
                   from (
-                    select l.id, l.created_at, l.deliver_at
+                    select l.id, l.created_at
                       from outbox_internal.read_late(piece.shards, types, piece.a, piece.a_next, everything,
                                             done_id, last_id, rows, no_limit) l
                      where piece.late
                     union all
-                    select l.id, l.created_at, l.deliver_at
+                    select l.id, l.created_at
                       from outbox_internal.read_rest(piece.shards, types, piece.a, everything,
                                             done_id, last_id, rows, no_limit) l
                      where not piece.late
                   ) e
               ) r;
             due := due + chunk.due;
-            scheduled := scheduled + chunk.scheduled;
             oldest := least(oldest, chunk.oldest);
             done_id := case when chunk.read < rows then last_id else chunk.last_id end;
             if done_id < piece.upto_id and (events + due > most or clock_timestamp() > until) then
@@ -104,8 +100,7 @@ begin
            coalesce(greatest(extract(epoch from clock_timestamp() - outbox_internal.loadable_time(min(r.since))), 0), 0)
                ::double precision
       from (
-        (select case when d.deliver_at > now() then 'scheduled' else 'waiting' end as state,
-                case when d.deliver_at > now() then d.created_at else greatest(d.created_at, d.deliver_at) end as since
+        (select 'waiting' as state, greatest(d.created_at, d.deliver_at) as since
            from outbox.delivery d where d.sink = sink_name and d.state = 'waiting'
           order by d.due_at, d.id limit bounded)
         union all
@@ -153,7 +148,7 @@ end
 $$;
 
 -- Return the lag of a sink, in seconds: the age of the first event behind its hindmost position, or of the oldest of the
--- thousand waiting rows that are due next, since it became due if its event was scheduled; 0 if there is none.
+-- thousand waiting rows that are due next, since it became due if its time was spread; 0 if there is none.
 --
 -- Positions of idle shards are brought forward every few seconds, so a sink that is served is behind by as much as its
 -- delivery is. While few events fail they become rows, and the position moves on.

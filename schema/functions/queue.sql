@@ -32,13 +32,11 @@ declare
     last_time constant timestamptz := '9999-01-01 00:00:00+00';
     most_tenants constant integer := 2000;
     most_passed constant integer := 2000;
-    most_scheduled constant integer := 100;  -- of which outbox_internal.take_scheduled locks the uids
     ceiling constant bigint := least(most_payload, outbox_internal.payload_ceiling());
     counted constant integer := case when outbox_internal.known_down(sink_name) then 0 else 1 end;
     due constant bigint[] := outbox_internal.due_rows(sink_name, least(most_rows, 200));
     met bigint[];
     early bigint[];
-    scheduled bigint[];
     chosen bigint[];
     ids bigint[];
     places integer[];
@@ -66,12 +64,12 @@ begin
             walked := walked + cardinality(tenants);
             walk_end := coalesce(tenants[cardinality(tenants)], walk_end);
             with locked as materialized (
-                select r.id, r.early, r.untouched, r.n, t.n as turn
+                select r.id, r.early, r.n, t.n as turn
                   from unnest(tenants) with ordinality t (tenant, n)
                  cross join lateral (
                     select l.*, row_number() over () as n
                       from (
-                        select d.id, d.due_at > now() as early, outbox_internal.is_untouched(d) as untouched
+                        select d.id, d.due_at > now() as early
                           from outbox.delivery d
                          where d.sink = sink_name and d.tenant = t.tenant and d.ready and d.state = 'waiting' and not d.suspect
                            and (d.lease_until is null or d.lease_until <= now())
@@ -81,12 +79,11 @@ begin
                       ) l
                  ) r
             )
-            select array_agg(l.id order by l.n, l.turn), array_agg(l.id) filter (where l.early),
-                   array_agg(l.id) filter (where l.untouched and not l.early)
-              into met, early, scheduled from locked l;
+            select array_agg(l.id order by l.n, l.turn), array_agg(l.id) filter (where l.early)
+              into met, early from locked l;
         else
             with locked as materialized (
-                select d.id, d.due_at > now() as early, outbox_internal.is_untouched(d) as untouched
+                select d.id, d.due_at > now() as early
                   from outbox.delivery d
                  where d.sink = sink_name and d.ready and d.state = 'waiting' and not d.suspect and d.tenant is null
                    and (d.lease_until is null or d.lease_until <= now())
@@ -94,9 +91,8 @@ begin
                  limit most_rows
                    for update skip locked
             )
-            select array_agg(l.id), array_agg(l.id) filter (where l.early),
-                   array_agg(l.id) filter (where l.untouched and not l.early)
-              into met, early, scheduled from locked l;
+            select array_agg(l.id), array_agg(l.id) filter (where l.early)
+              into met, early from locked l;
             finished := met is null;
         end if;
         chosen := coalesce(met, '{}');
@@ -104,15 +100,6 @@ begin
             update outbox.delivery d set ready = false where d.sink = sink_name and d.id = any (early);
             chosen := array(select c from unnest(chosen) c where c <> all (early));
             passed := passed + cardinality(early);
-        end if;
-        if scheduled is not null then
-            met := outbox_internal.take_scheduled(sink_name, array(
-                select c.id from unnest(chosen) with ordinality c (id, place) where c.id = any (scheduled)
-                 order by c.place limit most_scheduled));
-            update outbox.delivery d set ready = false
-             where d.sink = sink_name and d.id = any (scheduled) and d.due_at > now();
-            chosen := array(select c from unnest(chosen) c where c <> all (scheduled) or c = any (met));
-            passed := passed + cardinality(scheduled) - cardinality(met);
         end if;
         exit when finished or chosen <> '{}' or walked >= most_tenants or passed >= most_passed;
     end loop;
@@ -328,7 +315,7 @@ $$;
 -- next of the others is due if it is not yet.
 --
 -- With `reason`, rows are dead for it and have no payload: the event could not be parked in another way.
--- As in version 24, and with rows that were there as in outbox_internal.settle.
+-- Rows that were there count as in outbox_internal.settle.
 create or replace function outbox_internal.park_window(
     sink_name text, owner_id uuid, shards smallint[], epochs bigint[], types text[],
     a_seq bigint, a_snapshot pg_snapshot, a_next bigint, b_seq bigint, b_snapshot pg_snapshot, b_next bigint,
@@ -431,23 +418,20 @@ begin
             select e.id, e.shard, e.uid, e.type, case when octet_length(e.key) <= 1024 then e.key end as key,
                    case when reason is null then e.payload end as payload,
                    coalesce(e.content_type, 'application/json') as content_type,
-                   case when reason is null then e.headers end as headers, coalesce(c.deliver_at, e.deliver_at) as deliver_at,
+                   case when reason is null then e.headers end as headers, t.due_at as deliver_at,
                    e.created_at, e.emitter, coalesce(e.priority, 0) as priority,
                    case when fair then case when octet_length(e.tenant) <= 255 then e.tenant else '' end end as tenant,
                    coalesce(reason, (select f.fault from unnest(fault_ids, faults) f (id, fault) where f.id = e.id)) as fault,
-                   case when e.deliver_at > e.created_at
-                        then greatest(first_time, least(coalesce(c.deliver_at, e.deliver_at), last_time))
-                        else now() end as due_at
+                   greatest(now(), t.due_at) as due_at
               from outbox.event e
-              left join lateral (
-                select s.uid, s.deliver_at from outbox.scheduled_change s
-                 where e.deliver_at is not null and s.uid = e.uid and (s.created_at = e.created_at) is true  -- not by its index
-              ) c on true
+             cross join lateral (
+                select case when e.deliver_at is not null
+                            then least(e.deliver_at, last_time) + outbox_internal.spread_of(sink_name, e.uid) end as due_at
+             ) t
              where e.id = any (ids)
                and e.created_at >= case when earliest <= first_time then '-infinity' else earliest end
                and e.created_at <= case when latest >= last_time then 'infinity' else latest end
                and not outbox_internal.is_erased(e.content_type, e.payload)
-               and (c.uid is null or c.deliver_at is not null)
           ) n
         on conflict (sink, id) do nothing returning id
     ),
@@ -462,10 +446,6 @@ begin
       into parked, former
       from total t;
     former_rows := cardinality(former);
-    if parked + former_rows < wanted then
-        former_rows := former_rows + outbox_internal.mark_cancelled(
-            sink_name, array(select i.id from unnest(ids) i (id) where i.id not in (select f.id from unnest(former) f (id))));
-    end if;
     if parked + former_rows < wanted then
         raise exception 'outbox_internal.park_window: % of % events are no longer in the log, or their ids are those of other rows',
             wanted - parked - former_rows, wanted;

@@ -281,9 +281,7 @@ comment on function outbox.replays is
 -- As outbox.read_replay, with the events that the replay passes by: these have an empty uid and type, and the reason as
 -- their fault. Both are judged in the snapshot of the read and count for its limit, so an event up to the last one is in one
 -- of the two parts, or the filter does not mean it. The parts come one after the other, each in id order.
--- As in version 15, and changes of scheduled events are obeyed.
--- As in version 21, with the tenant.
--- As in version 27. The offset is legal even if nothing was returned: a plan may look at it first.
+-- The offset is legal even if nothing was returned: a plan may look at it first.
 create or replace function outbox_internal.read_replayed(
     replay_id bigint, shards smallint[], after_id bigint, upto_id bigint, most_rows integer, most_bytes bigint,
     most_payload bigint
@@ -323,8 +321,7 @@ begin
           into chosen, passed_ids, passed_shards, reasons
           from (
             select e.id, e.shard,
-                   case when r.redirected then case when e.deliver_at is not null
-                                                     then outbox_internal.not_to_replay(e.uid, e.created_at, e.deliver_at) end
+                   case when r.redirected then null
                         when (select true from outbox.delivery d where d.id = e.id and d.sink = r.target) then 'row'
                         when (select m.uid = e.uid from outbox.discarded m where m.sink = r.target and m.id = e.id)
                         then 'discarded' end as reason
@@ -343,8 +340,7 @@ begin
           into chosen, passed_ids, passed_shards, reasons
           from (
             select e.id, e.shard,
-                   case when r.redirected then case when e.deliver_at is not null
-                                                     then outbox_internal.not_to_replay(e.uid, e.created_at, e.deliver_at) end
+                   case when r.redirected then null
                         when (select true from outbox.delivery d where d.id = e.id and d.sink = r.target) then 'row'
                         when (select m.uid = e.uid from outbox.discarded m where m.sink = r.target and m.id = e.id)
                         then 'discarded' end as reason

@@ -826,6 +826,7 @@ begin
              order by u.uid limit most) n;
     delete from outbox.uid u
      where u.uid <= last_uid and (t.uid_cursor is null or u.uid > t.uid_cursor) and u.created_at < cutoff
+       and not exists (select from outbox.scheduled s where s.uid = u.uid)
        and outbox_internal.event_id(u.uid) is null
        and not exists (select from outbox.delivery d where d.uid = u.uid);
     get diagnostics removed = row_count;

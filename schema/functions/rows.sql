@@ -1,6 +1,7 @@
--- Claims rows as in version 10, but the count of claims stops at the largest integer: the relay that gets such a row makes it
--- dead. Before, the claim of one such row failed, and with it all others of the sink.
--- As in version 14, and scheduled rows are claimed if no change says otherwise.
+-- Claim rows of a sink that are due: waiting ones, the first ones of `keys` (with `sweep` of all keys that have held rows), and
+-- with `with_followers` rows behind those of the same key; or with `suspects` one row that may have killed its owners. A row
+-- with a place in the order of its key is claimed if no earlier one of the key is left. The count of claims stops at the
+-- largest integer: the relay that gets such a row makes it dead.
 create or replace function outbox_internal.claim_rows(
     sink_name text, owner_id uuid, lease_id uuid, lease_for double precision, most_rows integer, most_bytes bigint,
     hold boolean, keys text[], sweep boolean, suspects boolean, with_followers boolean, most_payload bigint default null,
@@ -28,7 +29,6 @@ declare
     held bigint[];
     behind bigint[] := '{}';
     chosen bigint[];
-    scheduled bigint[];
     counted integer := case when outbox_internal.known_down(sink_name) then 0 else 1 end;
 begin
     if suspects then
@@ -46,31 +46,20 @@ begin
                for update skip locked
         );
     else
-        -- Rows that are passed by are due later, so that those behind them come next.
-        for turn in 1..25 loop
-            waiting := array(
-                select d.id from outbox.delivery d
-                 where d.sink = sink_name and d.state = 'waiting' and d.due_at <= now()
-                   and (d.due_at, d.id) > (coalesce(after_time, '-infinity'), coalesce(after_id, 0))
-                   and (d.lease_until is null or d.lease_until <= now()) and not d.suspect
-                   and (not d.ordered or (
-                        not exists (
-                            select from outbox.delivery f
-                             where f.sink = sink_name and f.key = d.key and f.id < d.id and f.ordered and f.state <> 'dead')
-                        and not (hold and coalesce(outbox_internal.first_dead(sink_name, d.key) < d.id, false))))
-                 order by d.due_at, d.id
-                 limit most_rows
-                   for update skip locked
-            );
-            exit when waiting = '{}';
-            scheduled := array(
-                select d.id from outbox.delivery d
-                 where d.sink = sink_name and d.id = any (waiting) and outbox_internal.is_untouched(d));
-            exit when scheduled = '{}';
-            waiting := array(select w from unnest(waiting) w where w <> all (scheduled))
-                       || outbox_internal.take_scheduled(sink_name, scheduled);
-            exit when waiting <> '{}';
-        end loop;
+        waiting := array(
+            select d.id from outbox.delivery d
+             where d.sink = sink_name and d.state = 'waiting' and d.due_at <= now()
+               and (d.due_at, d.id) > (coalesce(after_time, '-infinity'), coalesce(after_id, 0))
+               and (d.lease_until is null or d.lease_until <= now()) and not d.suspect
+               and (not d.ordered or (
+                    not exists (
+                        select from outbox.delivery f
+                         where f.sink = sink_name and f.key = d.key and f.id < d.id and f.ordered and f.state <> 'dead')
+                    and not (hold and coalesce(outbox_internal.first_dead(sink_name, d.key) < d.id, false))))
+             order by d.due_at, d.id
+             limit most_rows
+               for update skip locked
+        );
         if sweep then
             keys := array(select k.key from outbox_internal.held_keys(sink_name, null, null) k);
         end if;
@@ -295,17 +284,3 @@ begin
 end
 $$;
 
--- The key of an event that loses its row before it is due is looked at now: it was scheduled, and the next look would be at
--- its time, or in an hour.
-create or replace function outbox_internal.row_went_early() returns trigger
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
-as $$
-begin
-    update outbox.unique_key k set look_at = clock_timestamp()
-     where k.ctid = any (array(select l.ctid from outbox.unique_key l where l.uid = old.uid for update skip locked));
-    return null;
-end
-$$;

@@ -6,10 +6,11 @@
 -- passes by rows that are locked. Returns false, and has written nothing, when the fence fails.
 -- Positions alone need no fence: what they say is true whichever relay says it, and the epoch ranks them.
 --
--- No row is made of an erased event: the settlement fails, and a session that begins again does not read the event any more.
--- Changes of scheduled events are obeyed: a cancelled one is marked as discarded, and becomes no row. A row that was there
--- counts although it is finished while this waits or runs, as after a restore or a seek, when an event may be read whose row
--- is there already.
+-- No row is made of an erased event: the settlement fails, and a session that begins again does not read the event any more. A
+-- row that was there counts although it is finished while this waits or runs, as after a restore or a seek, when an event may be
+-- read whose row is there already.
+--
+-- With `due_in` null an event is due at its own time, later by its part of the sink's spread_seconds.
 create or replace function outbox_internal.settle(
     sink_name text, owner_id uuid,
     shards smallint[], epochs bigint[], places integer[],
@@ -52,22 +53,21 @@ begin
                 last_attempt_at, last_attempt, uid, type, key, payload, content_type, headers, deliver_at, created_at, emitter
             )
             select sink_name, e.id, e.shard, r.state, r.ordered,
-                   coalesce(clock_timestamp() + r.due_in * interval '1 second', c.deliver_at, e.deliver_at, clock_timestamp()),
+                   coalesce(clock_timestamp() + r.due_in * interval '1 second', t.due_at, e.deliver_at, clock_timestamp()),
                    r.attempts, r.claims, r.lease, clock_timestamp() + r.lease_for * interval '1 second',
                    case when r.lease is not null then owner_id end, r.error, r.status,
                    case when r.attempts > 0 or r.lease is not null or r.last_attempt is not null then clock_timestamp() end,
                    r.last_attempt::jsonb,
-                   e.uid, e.type, e.key, e.payload, coalesce(e.content_type, 'application/json'), e.headers, coalesce(c.deliver_at, e.deliver_at), e.created_at,
-                   e.emitter
+                   e.uid, e.type, e.key, e.payload, coalesce(e.content_type, 'application/json'), e.headers,
+                   coalesce(t.due_at, e.deliver_at), e.created_at, e.emitter
               from unnest(ids, states, ordereds, due_in, attempt_counts, claim_counts, leases, lease_for, errors, statuses,
                           last_attempts)
                    r (id, state, ordered, due_in, attempts, claims, lease, lease_for, error, status, last_attempt)
               join outbox.event e on e.id = r.id and not outbox_internal.is_erased(e.content_type, e.payload)
-              left join lateral (
-                select s.uid, s.deliver_at from outbox.scheduled_change s
-                 where e.deliver_at is not null and s.uid = e.uid and (s.created_at = e.created_at) is true  -- not by its index
-              ) c on true
-             where c.uid is null or c.deliver_at is not null
+             cross join lateral (
+                select case when r.due_in is null and r.state = 'waiting' and e.deliver_at is not null
+                            then e.deliver_at + outbox_internal.spread_of(sink_name, e.uid) end as due_at
+             ) t
             on conflict (sink, id) do nothing returning id
         ),
         total as (select count(*) as n from added)
@@ -82,11 +82,6 @@ begin
           into added_rows, former
           from total t;
         former_rows := cardinality(former);
-        if added_rows + former_rows < wanted then
-            -- One that has lost its row since, because it was cancelled, is counted already.
-            former_rows := former_rows + outbox_internal.mark_cancelled(
-                sink_name, array(select i.id from unnest(ids) i (id) where i.id not in (select f.id from unnest(former) f (id))));
-        end if;
         if added_rows + former_rows < wanted then
             raise exception 'outbox_internal.settle: % of % events are no longer in the log', wanted - added_rows - former_rows, wanted;
         end if;

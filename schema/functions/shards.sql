@@ -149,9 +149,9 @@ end
 $$;
 
 -- Number of events of a sink that are rows to be delivered, counted up to `most` of those with a place in the
--- order of a key and of those without. Events that were scheduled are left out: they would be rows anyway. And, if
--- asked for `trouble`, whether one came back without an attempt being counted, as those do that wait for a part of the
--- destination; no more than `most` of those that are about to be due are looked at.
+-- order of a key and of those without. Events that waited for their part of spread_seconds are left out. And, if asked for
+-- `trouble`, whether one came back without an attempt being counted, as those do that wait for a part of the destination; no
+-- more than `most` of those that are about to be due are looked at.
 create or replace function outbox_internal.rows_standing(
     sink_name text, most integer, trouble boolean, out standing bigint, out waiting boolean
 )

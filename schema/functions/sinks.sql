@@ -404,9 +404,9 @@ begin
     perform outbox_internal.require_sink(sink_name);
     select count(*), count(*) filter (where r.state <> 'dead') into deliveries, live
       from (select d.state from outbox.delivery d where d.sink = sink_name limit most + 1) r;
-    select b.events, b.scheduled, b.exact into backlog
+    select b.events, b.exact into backlog
       from outbox_internal.backlog(sink_name, outbox_internal.types_of(sink_name), most, most_seconds) b;
-    undelivered := live + backlog.events + backlog.scheduled;
+    undelivered := live + backlog.events;
     exact := backlog.exact and deliveries <= most;
     relays := array(select r.name from outbox_internal.relays_of(sink_name, alive_seconds) r);
 end
@@ -587,7 +587,7 @@ declare
     high bigint;
     counted record;
 begin
-    select least(b.events + b.scheduled, most + 1), b.exact into passed_over, exact
+    select least(b.events, most + 1), b.exact into passed_over, exact
       from outbox_internal.backlog(sink_name, types, most, half, upto => place) b;
     until := clock_timestamp() + half * interval '1 second';
     again := 0;
@@ -601,7 +601,7 @@ begin
     end loop;
     exact := exact and again <= most and low >= newest;
     if again > 0 then
-        select least(b.events + b.scheduled, most + 1) as events, b.exact into counted
+        select least(b.events, most + 1) as events, b.exact into counted
           from outbox_internal.backlog(sink_name, types, most, half, above => place, upto => low) b;
         again := greatest(again - counted.events, 0);
         exact := exact and counted.exact;

@@ -95,13 +95,12 @@ $$;
 
 -- Delete unique keys whose event is done, among at most `most` that are to be looked at, and return how many were deleted. An
 -- event that is not done is looked at again in a second. If more than 100 are to be looked at, the next look is in a twentieth
--- of its age if that is longer, up to half a minute, so that a call costs about as much however many keys are in use. One that
--- is scheduled for later is looked at when it is due, and at least once an hour.
+-- of its age if that is longer, up to half a minute, so that a call costs about as much however many keys are in use. A
+-- scheduled event is not done; it is looked at when it is due, and at least once an hour. A key whose next look is more than an
+-- hour ahead was looked at while the clock was wrong: it is looked at now, since emits with it are merged into an event that may
+-- be done.
 --
 -- Keys are looked at without a lock, because emits wait for it: an event that is done stays done.
---
--- A key whose next look is more than an hour ahead was looked at while the clock was wrong. It is looked at now, since emits
--- with it are merged into an event that may be done.
 create or replace function outbox_internal.finish_unique_keys(most integer) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -141,18 +140,16 @@ begin
         select k.uid, k.claimed_at from outbox.unique_key k where k.uid = any (uids)
     ),
     logged as materialized (
-        select k.uid, k.claimed_at, e.id, e.xid, e.shard, e.type, coalesce(c.deliver_at, e.deliver_at) as due
+        select k.uid, k.claimed_at, e.id, e.xid, e.shard, e.type, s.deliver_at as due
           from keys k
+          left join outbox.scheduled s on s.uid = k.uid
          cross join lateral (select outbox_internal.event_id(k.uid) as id offset 0) i
           left join lateral (
-            select l.id, l.xid, l.shard, l.type, l.deliver_at
+            select l.id, l.xid, l.shard, l.type
               from outbox.event l
              where l.id = i.id and l.uid = k.uid
              limit 1
           ) e on true
-          left join lateral (
-            select s.deliver_at from outbox.scheduled_change s where s.uid = k.uid limit 1
-          ) c on true
     ),
     readers as materialized (
         select k.name, k.created_at, l.shard, outbox_internal.types_of(k.name) as types, m.floor, p.a_seq,
@@ -169,7 +166,8 @@ begin
     ),
     judged as (
         select l.uid, l.claimed_at, l.due,
-               not exists (
+               l.due is null
+               and not exists (
                     select from outbox.delivery d join outbox.sink k on k.name = d.sink
                      where d.uid = l.uid and d.state <> 'dead' and k.created_at <= l.claimed_at)
                and not exists (

@@ -21,6 +21,7 @@ create table outbox.event (
     shard smallint not null,
     priority smallint,
     deliver_at timestamptz,
+    emitted_at timestamptz,
     type text collate "C" not null,
     key text collate "C",
     tenant text collate "C",
@@ -38,6 +39,8 @@ comment on column outbox.event.tenant is
     'Whose event it is, in an application with several tenants.';
 comment on column outbox.event.priority is
     'The rank that the application gave it; null: 0.';
+comment on column outbox.event.emitted_at is
+    'When a scheduled event was emitted; created_at is when it entered the log. Null: the event was not scheduled.';
 create index event_id on outbox.event (id, shard);
 create index event_xid_id on outbox.event (xid, ((id + 0)));
 
@@ -86,32 +89,30 @@ comment on column outbox.unique_key.look_at is
 create index unique_key_look_at on outbox.unique_key (look_at);
 create index unique_key_uid on outbox.unique_key (uid);
 
--- An event that is scheduled for later becomes a row of outbox.delivery for each sink, and stays one until it is delivered.
--- An application does not touch these rows: relays would wait for its transaction. It writes a change here, under a lock on
--- the uid. Who makes a row of the event obeys the change, and so does who claims the row: a claim tries that lock, and passes
--- a row by whose uid is locked. A change that is not committed when its row is made is seen by the claim; a change to an
--- earlier time is carried out by a relay, within a second.
---
--- Changes are kept as long as their event, so that new sinks, seeks and replays obey them too.
-create table outbox.scheduled_change (
+-- Scheduled events, one row each whatever the sinks are. A relay moves a row into the log when it is due. `id` is the order in
+-- which they were emitted, and not the id that the log gives them.
+create table outbox.scheduled (
+    xid xid8 not null default pg_current_xact_id(),
+    id bigint not null default nextval('outbox.event_id_seq'),
+    created_at timestamptz not null default clock_timestamp(),
     uid uuid primary key,
-    created_at timestamptz not null,
-    deliver_at timestamptz,
     emitter text not null,
-    changed_at timestamptz not null default clock_timestamp(),
-    looks smallint not null default 0,
-    look_at timestamptz default clock_timestamp()
+    priority smallint,
+    deliver_at timestamptz not null,
+    type text collate "C" not null,
+    key text collate "C",
+    tenant text collate "C",
+    content_type text,
+    headers jsonb,
+    payload bytea
 ) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
-comment on table outbox.scheduled_change is
-    'Scheduled events that outbox.cancel or outbox.reschedule has changed.';
-comment on column outbox.scheduled_change.created_at is
-    'When the event was emitted.';
-comment on column outbox.scheduled_change.deliver_at is
-    'The new time; null: cancelled.';
-comment on column outbox.scheduled_change.look_at is
-    'When a relay next carries out the change; null: it is carried out.';
-create index scheduled_change_look_at on outbox.scheduled_change (look_at) where (look_at is not null);
-create index scheduled_change_over on outbox.scheduled_change (coalesce(deliver_at, changed_at)) where (look_at is null);
+comment on table outbox.scheduled is
+    'Scheduled events that have not entered the log yet.';
+comment on column outbox.scheduled.xid is
+    'The transaction that emitted the event, for outbox.emitted.';
+-- No statistics are kept of what erase removes.
+alter table outbox.scheduled alter key set statistics 0, alter payload set statistics 0, alter headers set statistics 0;
+create index scheduled_due on outbox.scheduled (deliver_at, id);
 
 -- An event as the reading functions return it: see outbox_internal.readable. `bytes_before` is the size of those that the read
 -- returned before it.

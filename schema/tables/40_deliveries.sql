@@ -34,7 +34,7 @@ create table outbox.delivery (
 comment on table outbox.delivery is
     'Events that need care of their own in a sink: waiting, scheduled, retried, dead, or in a queue.';
 comment on column outbox.delivery.ordered is
-    'Takes part in the order of its key: later events of the key wait behind this row. Scheduled events do not.';
+    'Takes part in the order of its key: later events of the key wait behind this row. Events that wait for their part of spread_seconds do not.';
 comment on column outbox.delivery.claims is
     'Claims since the last settlement: a message that kills the process is stopped by this count.';
 comment on column outbox.delivery.suspect is
@@ -63,7 +63,7 @@ create index delivery_queue on outbox.delivery (sink, priority desc, due_at, id)
 create index delivery_suspect on outbox.delivery (sink, due_at, id) where suspect;
 create index delivery_tenant on outbox.delivery (sink, tenant, priority desc, due_at, id) where (ready and (state = 'waiting') and (not suspect) and (tenant is not null));
 create index delivery_uid on outbox.delivery (uid);
--- Rows that count for `parked_max` and have no place in the order of a key: all but events that were scheduled.
+-- Rows that count for `parked_max` and have no place in the order of a key: all but events that wait for their part of spread_seconds.
 create index delivery_unordered on outbox.delivery (sink, id) where ((not ordered) and (state <> 'dead') and ((deliver_at is null) or (deliver_at <= since)));
 
 -- Marks of what was discarded: without them, nothing would distinguish such an event from a delivered one.

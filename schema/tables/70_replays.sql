@@ -84,7 +84,7 @@ create table outbox.replay_exception (
     replay bigint not null references outbox.replay(id) on delete cascade,
     id bigint not null,
     outcome text not null check (outcome in ('passed by', 'failed', 'dropped')),
-    reason text check (reason in ('row', 'discarded', 'not due')),
+    reason text check (reason in ('row', 'discarded')),
     primary key (id, replay)
 );
 comment on table outbox.replay_exception is

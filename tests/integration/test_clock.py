@@ -40,7 +40,7 @@ def unsettled(database: Database) -> int:
     """Return the number of events that the stored positions and rows do not settle."""
     with database.connect() as connection:
         rows = connection.execute(
-            "select b.events + b.scheduled + (select count(*) from outbox.delivery)"
+            "select b.events + (select count(*) from outbox.delivery) + (select count(*) from outbox.scheduled)"
             "  from outbox_internal.backlog('crm', array['order.made'], 10000, 5) b"
         ).fetchone()
     assert rows is not None

@@ -196,23 +196,6 @@ def with_unique_keys(connection: Connection) -> dict[str, Any]:
     return {"most": 500}
 
 
-def with_changes(connection: Connection) -> dict[str, Any]:
-    """Add scheduled rows, of which one half is moved and the other is cancelled."""
-    registered(connection)
-    added = {"state": "waiting", "key": "later-", "first": FREE + 1, "last": FREE + 40}
-    connection.execute(ROWS.format(number="g").encode(), added)
-    connection.execute(
-        "update outbox.delivery set ordered = false, deliver_at = now() + interval '1 hour' "
-        "where sink = 'crm' and id > 3000000"
-    )
-    connection.execute(
-        "insert into outbox.scheduled_change (uid, created_at, deliver_at, emitter, look_at) "
-        "select uid, created_at, case when id % 2 = 0 then now() + interval '2 hours' end, 'x', now() - interval '1 s' "
-        "from outbox.delivery where sink = 'crm' and id > 3000000"
-    )
-    return {"most": 500}
-
-
 Given = dict[str, Any] | Callable[[Connection], dict[str, Any]]
 """The parameters of a statement, or what prepares it in its transaction and returns them."""
 STATEMENTS: list[tuple[str, Given, int]] = [
@@ -233,7 +216,6 @@ STATEMENTS: list[tuple[str, Given, int]] = [
     ("update_rows", failed, LIVE_KEYS + len(DEAD_KEYS)),
     ("settle", settling, 1),
     ("finish_unique_keys", with_unique_keys, 1),
-    ("apply_scheduled_changes", with_changes, 1),
     ("due_days", {}, 0),
     ("check_day", {"day": "2026-01-01", "lease": None}, 1),
 ]

@@ -106,8 +106,8 @@ async def test_held_and_scheduled_rows_are_not_retried(books: Ledger) -> None:
     for state in ("held", "scheduled"):
         with pytest.raises(psycopg.errors.InvalidParameterValue, match=f"can be retried, not {state} ones"):
             books.query(RETRY, json.dumps({"states": ["dead", state]}))
-    held, scheduled = books.emit("k"), books.emit("k", deliver_at=FAR)
-    await books.park("s", books.row(held[0], "held"), books.row(scheduled[0], ordered=False))
+    held = books.emit("k")
+    await books.park("s", books.row(held[0], "held"))
     assert await retry(books, {"states": ["waiting"]}) == admin.Result()
 
 
@@ -265,12 +265,14 @@ async def test_what_is_left_at_first_is_tried_again(books: Ledger) -> None:
     assert books.query("select count from outbox.audit") == [(1200,)]
 
 
-async def test_discarding_scheduled_events_cancels_them(books: Ledger) -> None:
-    scheduled, waiting = books.emit("k", deliver_at=FAR), books.emit("k")
-    await books.park("s", books.row(scheduled[0], ordered=False), books.row(waiting[0]))
-    await books.catch_up("s")
-    assert (await discard(books, {"states": ["scheduled"]})).done == 1
+async def test_discarding_scheduled_events_deletes_them_in_steps(books: Ledger) -> None:
+    books.do("select outbox.emit('t', '1', deliver_at => %s) from generate_series(1, 2500)", FAR)
+    waiting = books.emit("k")
+    await books.park("s", books.row(waiting[0]))
+    assert await discard(books, {"states": ["scheduled"], "type": "t"}) == admin.Result(done=2500)
+    assert books.query("select from outbox.scheduled") == []
     assert books.query(STATES) == [(waiting[0], "waiting")]
+    assert books.query("select count from outbox.audit") == [(2500,)]
 
 
 async def test_rows_under_a_lease_are_not_discarded(books: Ledger) -> None:

@@ -33,9 +33,11 @@ def conn(database: Database) -> Iterator[psycopg.Connection[Any]]:
 
 
 def events(database: Database, columns: str = COLUMNS) -> list[tuple[Any, ...]]:
-    """Return the committed events of the log in the order of ids."""
+    """Return the committed events, of the log and scheduled, in the order of ids."""
+    held = "id, uid, type, key, payload, content_type, headers, deliver_at"
+    both = f"(select {held} from outbox.event union all select {held} from outbox.scheduled) e"
     with database.connect() as connection:
-        return connection.execute(f"select {columns} from outbox.event order by id".encode()).fetchall()
+        return connection.execute(f"select {columns} from {both} order by id".encode()).fetchall()
 
 
 def loaded_by(module: str) -> set[str]:

@@ -15,14 +15,10 @@ from tests.support.ledger import Ledger, ledger
 from tests.support.sink_actions import call, register
 
 
-@pytest.mark.parametrize("state", ["dead", "waiting", "held", "scheduled"])
+@pytest.mark.parametrize("state", ["dead", "waiting", "held"])
 async def test_an_event_with_a_row_is_refused_and_nothing_is_changed(books: Ledger, state: str) -> None:
     first, second = books.emit("k", "k", payload=b"kept")
-    if state == "scheduled":
-        books.do("update outbox.event set deliver_at = now() + interval '1 day' where id = %s", second)
-        await books.park("s", books.row(second, "waiting", ordered=False))
-    else:
-        await books.park("s", books.row(second, state))
+    await books.park("s", books.row(second, state))
     await books.catch_up("s")
     ended = await aerase(books.database, "--key", "k")
     assert (ended.code, ended.out) == (1, "")

@@ -214,7 +214,7 @@ def numbers(kafka: KafkaBroker, registry: SchemaRegistry, topic: str) -> dict[by
 
 
 UNSETTLED = """
-select sum(b.events + b.scheduled)::integer
+select sum(b.events)::integer
   from unnest(array['events', 'plain']) s, outbox_internal.backlog(s, array['order.created'], 10000, 5) b
 """
 

@@ -1,18 +1,15 @@
-"""Unusual databases: other collations, publications, settings of functions, and clocks that were set back."""
+"""Unusual databases: publications, settings of functions, and clocks that were set back."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from typing import Any
 
-import psycopg
 import pytest
 import structlog
 from annotated_types import Le
 
-from outbox_relay.postgres.migrations import migrate
 from outbox_relay.relay.housekeeping import MOST_LEASE_SECONDS, Housekeeping
 from outbox_relay.settings.model import RelaySettings
 from tests.support import days
@@ -20,7 +17,6 @@ from tests.support.command import inside
 from tests.support.database import Database, query
 from tests.support.days import date_ago, emit_ago, fill_days, keep, make_day, one, retention, table_ago
 from tests.support.ledger import ledger
-from tests.support.postgres import PostgresServer
 from tests.support.sink_actions import register
 from tests.support.wait import auntil
 
@@ -30,34 +26,6 @@ select k.name, array[s.shard], array[s.epoch], t.seq, t.snapshot, t.next_xid, 0
   from outbox.sink k join outbox.shard s on s.sink = k.name cross join outbox_internal.tick() t"""
 """Puts each shard at the present tick, in a row of its own, as after a busy time."""
 HOUR_AHEAD = "clock_timestamp() + interval '1 hour 5 minutes'"
-
-
-@pytest.fixture
-def english(postgres: PostgresServer) -> Iterator[Database]:
-    """Yield a database with the schema in which letters come behind "~", as in most that are not made for programs."""
-    name = "english"
-    with psycopg.connect(postgres.dsn("postgres"), autocommit=True) as connection:
-        connection.execute(f"drop database if exists {name}".encode())
-        try:
-            connection.execute(
-                f"create database {name} template template0 locale_provider icu icu_locale 'en-US'".encode()
-            )
-        except psycopg.errors.FeatureNotSupported:
-            pytest.skip("this build of PostgreSQL has no ICU; Debian's has, on which CI runs this test")
-    migrate(postgres.dsn(name))
-    database = Database(postgres, name)
-    yield database
-    database.close()
-
-
-def test_a_cancelled_event_is_marked_whatever_the_collation_of_the_database_is(english: Database) -> None:
-    """Goes red when a parameter is compared by the collation of the database: such an event counts as delivered."""
-    assert query(english, "select 'events' < '~'") == [(False,)]
-    register(english, "events", "*")
-    [(uid,)] = query(english, "select outbox.emit('job', '1', deliver_at => now() + interval '1 minute')")
-    assert query(english, "select outbox.cancel(%s)", uid) == [(True,)]
-    query(english, "select outbox_internal.mark_cancelled('events', array(select id from outbox.event))")
-    assert query(english, "select sink, reason from outbox.discarded") == [("events", "cancelled")]
 
 
 @pytest.mark.parametrize("checks", ["all", "shadowed_variables,strict_multi_assignment,too_many_rows"])

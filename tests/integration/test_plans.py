@@ -405,7 +405,7 @@ def test_settled_rows_are_copied_by_the_id_of_their_events(explained: Explained)
         indexes = {index for index, _ in explained.conditions(of=COPIED)}
     assert "Seq Scan" not in {node.type for node in (*copied, *stored)}
     of_the_day = {index for index in indexes if index.endswith("_uid_idx") and not index.startswith("past_")}
-    assert indexes - of_the_day == {"event_id_shard_idx", "scheduled_change_pkey", "delivery_pkey"}
+    assert indexes - of_the_day == {"event_id_shard_idx", "delivery_pkey"}
     assert sum(node.scanned for node in copied) == sum(node.scanned for node in stored) == len(ids)
 
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncGenerator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
 
-from outbox_relay import outbox
-from outbox_relay.domain.errors import DatabaseUnusable, IncarnationChanged, LeaseLost
+from outbox_relay.domain.errors import IncarnationChanged, LeaseLost
 from outbox_relay.postgres.rows import RowUpdate
 from tests.support.database import Database
 from tests.support.queued import Queue, job, names, queue
 from tests.support.triggers import finish_when_rows_are_added
-from tests.support.wait import auntil
 
 FAR = datetime(2100, 1, 1, tzinfo=UTC)
 
@@ -79,34 +76,6 @@ async def test_a_row_that_is_finished_while_its_event_is_parked_again_counts_as_
     assert names(await jobs.claim()) == ["b"]
 
 
-async def test_an_event_that_is_cancelled_meanwhile_hides_no_other_that_has_no_row(jobs: Queue) -> None:
-    """Goes red when an event counts as a row that was there, and again as cancelled: a position would pass another.
-
-    The other one has the id of a row of another event, which is about to be deleted, and stays.
-    """
-    [cancelled] = jobs.emit(outbox.Event("a", {}, deliver_at=FAR))
-    beginning = jobs.position
-    await jobs.park()
-    [other] = jobs.emit(job("b"))
-    jobs.books.database.run(
-        "insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, content_type, created_at) "
-        "select %s, id, 0, 'dead', false, now(), gen_random_uuid(), 'other', 'x', now() from outbox.event "
-        "where uid = %s",
-        (jobs.sink, other),
-    )
-    jobs.position = beginning
-    with jobs.books.database.connect() as deleting, jobs.books.database.connect(autocommit=True) as third:
-        deleting.execute("delete from outbox.delivery where type = 'other'")
-        parking = asyncio.ensure_future(jobs.park())
-        waits = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
-        await auntil(lambda: asyncio.sleep(0, third.execute(waits).fetchall() == [(1,)]), seconds=10, what="it waits")
-        assert third.execute("select outbox.cancel(%s)", (cancelled,)).fetchall() == [(True,)]
-        third.execute("select outbox_internal.apply_scheduled_changes(100)")
-        deleting.rollback()
-        with pytest.raises(DatabaseUnusable, match="1 of 2 events are no longer in the log, or their ids are those"):
-            await parking
-
-
 async def test_the_server_of_the_window_is_asked_before_anything_is_written(jobs: Queue) -> None:
     jobs.emit(job("a"))
     with pytest.raises(IncarnationChanged):
@@ -123,18 +92,15 @@ async def test_a_read_that_reaches_its_bytes_is_not_taken_for_a_whole_one(jobs: 
     assert (await jobs.park()).rows == 0
 
 
-async def test_what_was_discarded_or_cancelled_becomes_no_row(jobs: Queue) -> None:
+async def test_what_was_discarded_becomes_no_row(jobs: Queue) -> None:
     jobs.emit(job("a"), job("b"))
-    [cancelled] = jobs.emit(job("c", deliver_at=FAR))
-    with jobs.books.database.connect() as connection:
-        assert outbox.cancel(connection, UUID(cancelled))
     jobs.books.do(
         "insert into outbox.discarded (sink, id, uid, reason) "
         "select 'jobs', id, uid, 'x' from outbox.event where type = 'b'"
     )
     assert (await jobs.park()).rows == 1
     assert names(await jobs.claim()) == ["a"]
-    assert jobs.books.query("select reason from outbox.discarded order by id") == [("x",), ("cancelled",)]
+    assert jobs.books.query("select reason from outbox.discarded order by id") == [("x",)]
 
 
 async def test_an_event_that_cannot_be_delivered_is_a_dead_row(jobs: Queue) -> None:
@@ -284,39 +250,6 @@ async def test_a_walk_that_finds_no_row_says_where_it_ended(jobs: Queue) -> None
 
 
 # -- times ----------------------------------------------------------------------------------------------------
-
-
-async def test_a_scheduled_row_is_in_the_queue_from_its_time_on(jobs: Queue) -> None:
-    jobs.emit(job("later", priority=9, key="k", deliver_at=FAR), job("now", key="k"))
-    parked = await jobs.park()
-    assert parked.due_in is not None
-    assert parked.due_in > 1e9
-    assert names(await jobs.claim()) == ["now"]
-    jobs.books.do("update outbox.delivery set due_at = now() - interval '1 s' where type = 'later'")
-    assert names(await jobs.claim()) == ["later"]
-
-
-async def test_scheduled_rows_keep_turns_and_priorities(jobs: Queue) -> None:
-    at = datetime.now(UTC) + timedelta(seconds=3600)
-    jobs.emit(*(job("a", tenant="a", deliver_at=at) for _ in range(150)))
-    jobs.emit(*(job("b", tenant="b", deliver_at=at + timedelta(seconds=1)) for _ in range(150)))
-    await jobs.park(fair=True)
-    jobs.books.do("update outbox.delivery set due_at = due_at - interval '2 h', ready = true")
-    taken = Counter(names(await jobs.claim(200, fair=True)))
-    assert taken == {"a": 50, "b": 50}
-
-
-async def test_a_scheduled_row_whose_change_is_open_is_passed_by(jobs: Queue) -> None:
-    [uid] = jobs.emit(job("a", deliver_at=datetime.now(UTC) + timedelta(hours=1)), job("b"))[:1]
-    await jobs.park()
-    with jobs.books.database.connect() as connection:
-        assert outbox.cancel(connection, UUID(uid))
-        jobs.books.do("update outbox.delivery set due_at = now() where type = 'a'")
-        assert names(await jobs.claim()) == ["b"]
-        assert jobs.books.query("select ready from outbox.delivery where type = 'a'") == [(False,)]
-    jobs.books.do("update outbox.delivery set due_at = now() where type = 'a'")
-    assert await jobs.claim() == []
-    assert jobs.books.query("select count(*) from outbox.delivery where type = 'a'") == [(0,)]
 
 
 async def test_a_dead_row_is_retried_however_many_rows_are_due(jobs: Queue) -> None:

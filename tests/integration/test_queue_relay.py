@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Collection
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -180,24 +179,6 @@ async def test_rows_are_retried_and_die_and_are_retried_by_people(database: Data
         assert done.done == 1
         await has(database, "select from outbox.delivery having count(*) = 1")
         assert [event.type for event in sink.delivered] == ["twice", "refused"]
-
-
-async def test_scheduled_rows_come_when_they_are_due_and_cancelled_ones_do_not(database: Database) -> None:
-    sink = MemorySink(keeps_order=False)
-    far = datetime(2100, 1, 1, tzinfo=UTC)
-    async with running(database.dsn, (queued(), sink)) as relay:
-        await relay.owns_all()
-        with database.connect() as connection:
-            moved, cancelled = outbox.emit_many(
-                connection, [job("moved", deliver_at=far), job("cancelled", deliver_at=far)]
-            )
-        await has(database, "select from outbox.delivery where not ready having count(*) = 2")
-        with database.connect() as connection:
-            assert outbox.cancel(connection, cancelled)
-            assert outbox.reschedule(connection, moved, datetime.now(UTC))
-        assert await relay.store.apply_scheduled_changes(10) == 2
-        await has(database, "select where not exists (select from outbox.delivery)")
-    assert [event.type for event in sink.delivered] == ["moved"]
 
 
 async def test_a_unique_key_is_free_once_its_row_is_delivered(database: Database) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -12,8 +11,7 @@ import pytest
 from outbox_relay import admin
 from outbox_relay.domain.event import StoredEvent, pop_passed_by
 from outbox_relay.postgres.rows import MOST_PAYLOAD
-from tests.support.database import Database, query
-from tests.support.deliveries import emit
+from tests.support.database import Database
 from tests.support.ledger import ledger
 from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import running, spec
@@ -174,29 +172,6 @@ async def test_outcomes_follow_a_rename_and_end_with_a_removal(books: ReplayLedg
     remove(books.database, "t", forget=True)
     register(books.database, "t", start="now")
     assert (await judged(books, 1, "t"))[1] == []
-
-
-@pytest.mark.slow
-async def test_to_another_sink_events_that_are_not_due_are_passed_by(database: Database) -> None:
-    """Goes red when only marks and rows are looked at."""
-    sink, other, clients = MemorySink(), MemorySink(), Clients()
-    silent = spec("t", patterns=("none",), types=("none",))
-    async with running(database.dsn, (spec("s"), sink), (silent, other), replay_client=clients):
-        [now] = emit(database, ["k"])
-        [later] = emit(database, ["k"], deliver_at=datetime(2100, 1, 1, tzinfo=UTC))
-        number = start(database, to="t", since="PT1H")
-        await ended(database, number)
-        uids = [uid for (uid,) in query(database, "select uid::text from outbox.event")]
-        named = start(database, to="t", uids=uids)
-        await ended(database, named)
-    assert clients.ids(number) == clients.ids(named) == [now]
-    assert counts(database, number) == counts(database, named) == (2, 1, 0, 1)
-    async with ledger(database) as found:
-        books = ReplayLedger(database, found.store)
-        both = [{"id": each, "state": "done"} for each in (number, named)]
-        assert await judged(books, now, "t") == ("settled", [entry | {"outcome": "delivered"} for entry in both])
-        late = {"outcome": "passed by", "reason": "not due"}
-        assert await judged(books, later, "t") == ("not routed", [entry | late for entry in both])
 
 
 async def test_an_event_that_comes_again_after_a_replay_says_so(books: ReplayLedger) -> None:

@@ -327,7 +327,7 @@ def test_times_are_read_whatever_the_session_shows(database: Database, style: st
         outbox.emit_many(conn, [outbox.Event("a", 1, deliver_at=at) for at in times])
         assert [event.deliver_at for event in OutboxEvents(conn).emitted()] == times
         for text in ("infinity", "-infinity", "0001-01-01 BC", "0001-01-01 00:00+14"):
-            conn.execute("update outbox.event set deliver_at = %s::timestamptz", (text,))
+            conn.execute("update outbox.scheduled set deliver_at = %s::timestamptz", (text,))
             limit = LAST_TIME if text == "infinity" else FIRST_TIME
             assert {event.deliver_at for event in OutboxEvents(conn).emitted()} == {limit}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from uuid import UUID
 
 import pytest
@@ -12,6 +12,7 @@ from outbox_relay.domain.circuit import CircuitPolicy
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Attempt, Failed, Unavailable, Verdict
 from outbox_relay.domain.retry import RetryPolicy
+from outbox_relay.domain.sink_limits import SinkLimits
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit, has, ids, in_order
 from tests.support.memory_sink import Late, MemorySink, fails
@@ -196,16 +197,18 @@ async def test_when_enough_rows_stand_for_a_part_the_position_stands_still_and_s
 async def test_a_part_that_answers_again_is_forgotten_whatever_events_are_scheduled(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More than ``parked_max`` events are scheduled: they count for nothing, and must not stop the sink."""
+    """More than ``parked_max`` events wait for their part of a spread: they count for nothing, and must not stop it."""
     monkeypatch.setattr("outbox_relay.relay.parked_limit.TROUBLE_SECONDS", 0.5)
     monkeypatch.setattr("outbox_relay.relay.parked_limit.COUNT_SECONDS", 0.1)
     monkeypatch.setattr("outbox_relay.relay.sink_report.RECORD_SECONDS", 0.1)
     late = Late()
     sink = MemorySink(late)
     sink.max_batch = 20
-    async with running(database.dsn, (spec("s", parked_max=40), sink)) as harness:
-        emit(database, [None] * 60, deliver_at=datetime.now(UTC) + timedelta(hours=1))
-        await has(database, "select 1 from outbox.delivery having count(*) = 60")
+    async with running(
+        database.dsn, (spec("s", parked_max=40, limits=SinkLimits(spread_seconds=80_000.0)), sink)
+    ) as harness:
+        emit(database, [None] * 60, deliver_at=datetime.now(UTC))
+        await has(database, "select 1 from outbox.delivery having count(*) > 50")
         late.script = _trouble
         waited = emit(database, ["orders-1"])
         await has(database, "select 1 from outbox.sink where last_error like 'topic orders:%%'")

@@ -13,11 +13,10 @@ from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Unavailable
 
 @dataclass(frozen=True)
 class Written:
-    """An event that was emitted: its number, key, whether it leaves its key's order, whether it is always refused."""
+    """An event that was emitted: its number, key, and whether it is always refused."""
 
     n: int
     key: str | None
-    scheduled: bool
     poison: bool
 
 
@@ -69,12 +68,12 @@ class Expected:
         return DELIVERED
 
     def _in_order(self, written: Written) -> None:
-        if written.key is None or written.scheduled:
+        if written.key is None:
             return
         for earlier in self.committed.values():
             if earlier.n == written.n:
                 return
-            if earlier.key != written.key or earlier.scheduled or self.taken[earlier.n] or earlier.n in self.discarded:
+            if earlier.key != written.key or self.taken[earlier.n] or earlier.n in self.discarded:
                 continue
             if self.hold or not (earlier.poison and earlier.n in self.asked):
                 self.early.append((written.n, earlier.n))
@@ -92,8 +91,8 @@ class Expected:
             if written.n in self.discarded:
                 found += [f"there is a row of event {written.n}, which was discarded"] if state else []
             elif state == "dead":
-                stopped |= {written.key} if self.hold and written.key and not written.scheduled else set()
-            elif written.key in stopped and not written.scheduled:
+                stopped |= {written.key} if self.hold and written.key else set()
+            elif written.key in stopped:
                 found += [] if state else [f"event {written.n} does not stand behind the dead one of its key"]
             elif state or not self.taken[written.n]:
                 found.append(f"event {written.n} is {state or 'lost'}")

@@ -85,9 +85,7 @@ events = st.builds(_mixed, odd_values, st.sets(st.sampled_from(list(PLAIN))))
 SEED = "OUTBOX_TEST_SEED"
 """Variable with a number that draws the same events again."""
 STORED: LiteralString = """
-select id, uid::text, key, md5(payload), coalesce(deliver_at > now(), false),
-       coalesce(deliver_at > greatest('0001-01-01Z', least(created_at, '9998-12-31Z')), false)
-  from outbox.event order by id
+select id, uid::text, key, md5(payload) from outbox.event order by id
 """
 ROWS: LiteralString = "select id, state, last_error from outbox.delivery where sink = %s"
 
@@ -99,10 +97,6 @@ class Stored(NamedTuple):
     uid: str
     key: str | None
     digest: str
-    scheduled: bool
-    """Is it due later than now?"""
-    unordered: bool
-    """Was it due later when it was emitted? Then it has left the order of its key."""
 
 
 Log = Mapping[int, Stored]
@@ -159,7 +153,7 @@ def stored(database: Database) -> dict[int, Stored]:
 
 
 def undecided(log: Log, database: Database, sink: str, uids: Iterable[object]) -> list[Stored]:
-    """Return the events that are not among these and are neither dead with a reason nor scheduled.
+    """Return the events that are not among these and not dead with a reason.
 
     Events of one uid count each: several may have it.
     """
@@ -179,11 +173,11 @@ def judge(log: Log, database: Database, sink: str, arrivals: Sequence[Came]) -> 
 
 
 def _due(log: Log, database: Database, sink: str) -> list[Stored]:
-    """Return the events that are not left as rows: dead with a reason, or scheduled."""
+    """Return the events that are not left as dead rows with a reason."""
     with database.connect() as connection:
         rows = connection.execute(ROWS, (sink,)).fetchall()
     assert all(reason for _, state, reason in rows if state == "dead"), "dead without a reason"
-    left = {number for number, state, _ in rows if state == "dead" or (state == "waiting" and log[number].scheduled)}
+    left = {number for number, state, _ in rows if state == "dead"}
     return [event for number, event in log.items() if number not in left]
 
 
@@ -196,6 +190,6 @@ def _out_of_order(due: Sequence[Stored], arrivals: Sequence[Came]) -> dict[str, 
     at = {one.uid: place for place, one in enumerate(arrivals)}
     keys: dict[str, list[int]] = {}
     for event in sorted((event for event in due if counts[event.uid] == 1), key=lambda event: at[event.uid]):
-        if event.key is not None and not event.unordered:
+        if event.key is not None:
             keys.setdefault(event.key, []).append(event.id)
     return {key: ids for key, ids in keys.items() if ids != sorted(ids)}

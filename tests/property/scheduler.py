@@ -230,7 +230,7 @@ class SteppedStore(Store):
     async def _look(self, request: WindowRequest | None, deadline: float, patience: float, is_news: object) -> Look:
         """Look once, as a step: the thread has a connection and a clock of its own."""
         del deadline, patience, is_news
-        rows = await self._rows("look", look_parameters(request))
+        rows = await self._rows("look", {**look_parameters(request), "known": None})
         result = tick_of(rows[0])
         return Look(result, window_of(rows, result.tick, request), time.monotonic(), (0.0,))
 

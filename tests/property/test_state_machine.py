@@ -66,8 +66,7 @@ AT_ONCE = RetryPolicy(attempts=3, base_seconds=0.0, max_seconds=0.0, jitter=0.0)
 CIRCUIT = CircuitPolicy(open_after=20, probe_seconds=1e-6, probe_max_seconds=1e-6)
 
 EMIT = """
-select outbox.emit('test', %s::jsonb, key => %s, uid => %s,
-                   deliver_at => case when %s then now() + interval '1 hour' end)"""
+select outbox.emit('test', %s::jsonb, key => %s, uid => %s)"""
 DUE = "update outbox.delivery set due_at = now() where sink = %s and due_at > now() returning 1"
 RETRY = """
 update outbox.delivery set state = 'waiting', due_at = now(), attempts = 0, claims = 0, last_error = null
@@ -177,12 +176,12 @@ class Outbox(RuleBasedStateMachine):
 
     # -- writers ------------------------------------------------------------------------------------------------
 
-    @rule(writer=WRITER, key=KEY, kind=st.sampled_from(["plain", "plain", "plain", "scheduled", "poison"]))
+    @rule(writer=WRITER, key=KEY, kind=st.sampled_from(["plain", "plain", "plain", "poison"]))
     def emit(self, writer: int, key: str | None, kind: str) -> None:
         """Emit in a transaction that stays open. A writer waits for another that has the key, which commits first."""
         self.run(self._emit(self.ground.writers[writer], key, kind))
 
-    @rule(key=KEY, kind=st.sampled_from(["plain", "plain", "plain", "scheduled", "poison"]))
+    @rule(key=KEY, kind=st.sampled_from(["plain", "plain", "plain", "poison"]))
     def emit_and_commit(self, key: str | None, kind: str) -> None:
         """Emit one event in a transaction of its own."""
         self.run(self._emit_and_commit(key, kind))
@@ -197,8 +196,8 @@ class Outbox(RuleBasedStateMachine):
             if other is not writer and key is not None and any(written.key == key for written in other.open):
                 await self._end(other, committed=True)
         self.written += 1
-        written = Written(self.written, key, kind == "scheduled", kind == "poison")
-        parameters = (json.dumps({"n": written.n}), key, UUID(int=written.n), written.scheduled)
+        written = Written(self.written, key, kind == "poison")
+        parameters = (json.dumps({"n": written.n}), key, UUID(int=written.n))
         await writer.connection.execute(EMIT, parameters)
         writer.open.append(written)
 

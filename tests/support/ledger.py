@@ -75,6 +75,12 @@ class Ledger:
         with self.database.connect() as connection:
             return [emit(connection, key, type, **options) for key in keys]
 
+    def schedule(self, key: str | None, at: Any, type: str = "test.event") -> str:  # noqa: A002 - emit's name
+        """Emit an event that is scheduled for ``at``; return its uid."""
+        text = "select outbox.emit(%s, '{}', key => %s, deliver_at => %s)::text"
+        [(uid,)] = self.query(text, type, key, at)
+        return uid
+
     def row(self, event_id: int, state: str = "waiting", **values: Any) -> NewRow:
         """Return a row to park, of an event of the log."""
         if event_id not in self._shards:

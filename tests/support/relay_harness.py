@@ -26,6 +26,7 @@ from outbox_relay.postgres.listener import CommitListener
 from outbox_relay.postgres.rows import Look, TickResult, WindowRequest
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.leases import LeaseManager
+from outbox_relay.relay.scheduled_events import ScheduledEvents
 from outbox_relay.relay.sink_leases import SinkLeases
 from outbox_relay.relay.sink_relay import SinkRelay
 from outbox_relay.relay.ticker import Ticker
@@ -181,6 +182,7 @@ class RelayHarness:
         parts = [
             *(self.lease_manager.run, self.ticker.run),
             *(relay.run for relay in self.relays),
+            ScheduledEvents(self.store, self._log).run,
         ]
         self.tasks = [asyncio.create_task(self._keep(part)) for part in parts]
         if self.replays is not None:
@@ -222,11 +224,12 @@ class RelayHarness:
         )
 
     async def _rows_wait(self) -> bool:
-        """Return True if a row is due within a minute."""
+        """Return True if a row or a scheduled event is due within a minute."""
         dsn = self.dsn if self.pooler else direct(self.dsn)
         async with await AsyncConnection.connect(dsn, autocommit=True) as connection:
             cursor = await connection.execute(
-                "select from outbox.delivery where state <> 'dead' and due_at < now() + interval '1 minute' limit 1"
+                "(select from outbox.delivery where state <> 'dead' and due_at < now() + interval '1 minute' limit 1) "
+                "union all (select from outbox.scheduled where deliver_at < now() + interval '1 minute' limit 1)"
             )
             return await cursor.fetchone() is not None
 

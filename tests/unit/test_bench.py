@@ -22,7 +22,7 @@ from outbox_relay.workbench.bench.figures import Figure, Progress, Summary, perc
 from outbox_relay.workbench.bench.handler_log import HandlerLog
 from outbox_relay.workbench.bench.profile import Profile
 from outbox_relay.workbench.bench.run import BenchRun, ScenarioRuns, choose
-from outbox_relay.workbench.bench.scenarios import SCENARIOS, Scenario, burst, queue
+from outbox_relay.workbench.bench.scenarios import SCENARIOS, Scenario, queue
 from outbox_relay.workbench.embedded.process import ProcessFailed
 from outbox_relay.workbench.signals import Interrupted, Signals
 from tests.support.command import inside
@@ -106,20 +106,6 @@ def test_unknown_scenario_is_refused_with_the_known_ones() -> None:
     ended = inside("bench", "--only", "drian")
     assert (ended.code, ended.out) == (2, "")
     assert ended.err.startswith("--only drian: unknown scenario; choose from drain, webhooks, ")
-
-
-def test_claims_are_read_from_the_server_log(tmp_path: Path) -> None:
-    log = tmp_path / "server.log"
-    log.write_text(
-        "1700000000.100 LOG:  duration: 9.000 ms  execute before: select * from outbox_internal.claim_rows($1)\n"
-        "1700000001.190 LOG:  duration: 0.200 ms  bind _pg3_1: select id\n\t  from outbox_internal.claim_rows($1::text,\n"
-        "1700000001.200 LOG:  duration: 1.500 ms  execute _pg3_1: select id\n\t  from outbox_internal.claim_rows($1::text,\n"
-        "\t                         $2)\n"
-        "1700000001.300 LOG:  duration: 3.000 ms  execute _pg3_2: select outbox_internal.settle($1)\n"
-        "1700000001.400 LOG:  duration: 2.500 ms  statement: select * from outbox_internal.claim_rows($1)\n"
-    )
-    after = log.read_text().index("1700000001.190")
-    assert burst.claims(log, after) == [(1700000001.2, 1.5), (1700000001.4, 2.5)]
 
 
 @pytest.fixture

@@ -284,25 +284,6 @@ async def test_the_keys_of_a_claim_that_its_bytes_ended_are_asked_about_again(fi
     assert asked == [["k"], ["k"]]
 
 
-async def test_claims_lock_no_more_scheduled_rows_than_they_get() -> None:
-    """Goes red when claims in a burst of scheduled events ask for more rows than the database gives them."""
-    parked, asked = _parked(), list[int]()
-    one = _row(key=None, ordered=False)
-    scheduled = one._replace(event=one.event._replace(deliver_at=datetime.now(UTC)), attempts=0, claims=1)
-    mixed = [scheduled] * 100 + [one] * 20
-    found = [[scheduled] * 100, [scheduled] * 100, [scheduled] * 99, [one] * 100, mixed, mixed]
-
-    async def claim_rows(*arguments: Any, **__: Any) -> list[ClaimedRow]:
-        asked.append(arguments[4])
-        return found[len(asked) - 1]
-
-    parked.store.claim_rows, parked.store.now = claim_rows, lambda: datetime.now(UTC)
-    parked.claims._swept_at = parked.claims._suspected_at = float("inf")  # pyright: ignore[reportPrivateUsage]
-    for _ in found:
-        await parked.claims.claim(1000)
-    assert asked == [1000, 100, 100, 1000, 1000, 1000]
-
-
 async def test_a_claim_begins_where_a_full_one_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goes red when rows in flight are looked at again, or rows that came back are never looked at."""
     parked, places, now = _parked(), list[RowPlace | None](), [5.0]

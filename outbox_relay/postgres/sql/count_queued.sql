@@ -1,5 +1,5 @@
--- Count rows of a queue that are to be delivered, without those that were scheduled: a page, by the index of rows without
--- an order.
+-- Count rows of a queue that are to be delivered, without those that wait for their part of spread_seconds: a page, by the
+-- index of rows without an order.
 select count(*), coalesce(max(r.id), %(after)s::bigint)
   from (
     select d.id from outbox.delivery d

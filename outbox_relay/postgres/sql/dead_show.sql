@@ -1,6 +1,6 @@
 -- The rows of an event, one for each sink that has one, without payload and headers.
 select d.sink, d.id, d.shard, d.uid::text, d.type, d.key, d.content_type, outbox_internal.loadable_time(d.created_at) as created_at,
-       outbox_internal.loadable_time(d.deliver_at) as deliver_at, outbox_internal.delivery_state(d.state, d.ordered, d.deliver_at) as state,
+       outbox_internal.loadable_time(d.deliver_at) as deliver_at, d.state as state,
        d.attempts, d.last_error as error, d.last_status as status, outbox_internal.last_attempt_of(d.sink, d.id) as last_attempt,
        extract(epoch from now() - outbox_internal.loadable_time(d.last_attempt_at))::double precision as tried_seconds,
        outbox_internal.loadable_time(case when d.state = 'dead' then greatest(d.last_attempt_at, d.since) else d.since end) as since,

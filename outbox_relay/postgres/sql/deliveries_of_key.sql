@@ -1,6 +1,6 @@
 -- The deliveries of a key that take part in its order, of each sink the oldest first.
 select d.id, d.uid, d.sink::text as sink, d.type::text as type, d.key::text as key,
-       outbox_internal.delivery_state(d.state, d.ordered, d.deliver_at) as state, d.attempts, d.last_error as error,
+       d.state as state, d.attempts, d.last_error as error,
        d.last_status as status,
        outbox_internal.loadable_time(case when d.state = 'dead' then greatest(d.last_attempt_at, d.since) else d.since end) as since,
        case when d.state <> 'dead' then outbox_internal.loadable_time(d.due_at) end as due_at

@@ -16,7 +16,7 @@ with rows as materialized (
 select e.at, e.error, e.status, e.uid, e.type, e.state, e.attempts
   from (
     select outbox_internal.loadable_time(coalesce(r.last_attempt_at, r.since)) as at, r.last_error as error, r.last_status as status,
-           r.uid, r.type::text as type, outbox_internal.delivery_state(r.state, r.ordered, r.deliver_at) as state, r.attempts
+           r.uid, r.type::text as type, r.state as state, r.attempts
       from rows r
      where r.last_error is not null
     union all

@@ -31,7 +31,8 @@ STATES: Final = ("waiting", "held", "scheduled", "dead")
 TABLES: Final = frozenset(
     {
         *("attempt", "audit", "day", "delivery", "discarded", "erasure", "event", "figures", "history", "inbox"),
-        *("meta", "progress", "relay", "replay", "replay_progress", "retention", "shard", "sink", "sink_route", "uid"),
+        *("meta", "progress", "relay", "replay", "replay_progress", "retention", "scheduled", "shard", "sink"),
+        *("sink_route", "uid"),
     }
 )
 """The tables whose dead rows are exported. Partitions count under their parent."""

@@ -174,7 +174,7 @@ class Figures:
         rows: dict[str, tuple[float, float]] = {}
 
         async def of_rows() -> list[Value]:
-            found = await self._count_rows(sink.name)
+            found = await self._count_rows(sink)
             rows.update(dict.fromkeys(STATES, (0.0, 0.0)))
             rows.update((row.state, (float(row.rows), row.oldest)) for row in found)
             return [value for state in STATES for value in _row_values(sink.name, state, *rows[state])]
@@ -196,10 +196,11 @@ class Figures:
         await self._group("exceptions", of_rows, sink.name)
         await self._group("backlog", of_backlog, sink.name)
 
-    async def _count_rows(self, sink: str) -> list[Any]:
-        """Return the rows of a sink by state. Fewer are counted after a count that failed."""
+    async def _count_rows(self, sink: SinkState) -> list[Any]:
+        """Return the rows of a sink by state, and its scheduled events. Fewer are counted after a count that failed."""
         most, self._most_rows = self._most_rows, max(FEWEST_ROWS, self._most_rows // 10)
-        found = await self._store.measure("figures_of_rows", {"sink": sink, "most": most})
+        types = None if sink.types is None else list(sink.types)
+        found = await self._store.measure("figures_of_rows", {"sink": sink.name, "types": types, "most": most})
         self._most_rows = min(MOST_ROWS, 2 * most)
         return found
 

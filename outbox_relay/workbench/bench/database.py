@@ -18,8 +18,12 @@ KEYS = 5_000
 TYPE = "order.created"
 PAYLOAD = '{"order_id": 123456, "customer": "c-1234", "total": "12.34", "note": "' + "x" * 180 + '"}'
 """About 250 bytes."""
-FILL = """insert into outbox.event (shard, type, key, payload, deliver_at, tenant)
-select outbox_internal.shard_of(k.key, null), %s, k.key, convert_to(%s, 'UTF8'), %s, %s
+FILL = """insert into outbox.event (shard, type, key, payload, tenant)
+select outbox_internal.shard_of(k.key, null), %s, k.key, convert_to(%s, 'UTF8'), %s
+  from generate_series(%s::bigint, %s::bigint) g
+ cross join lateral (select 'k' || (g %% %s)) k (key)"""
+SCHEDULE = """insert into outbox.scheduled (uid, deliver_at, emitter, type, key, payload, content_type, tenant)
+select outbox_internal.uuid7(), %s, session_user, %s, k.key, convert_to(%s, 'UTF8'), 'application/json', %s
   from generate_series(%s::bigint, %s::bigint) g
  cross join lateral (select 'k' || (g %% %s)) k (key)"""
 
@@ -71,7 +75,11 @@ class BenchDatabase:
             for first in range(1, events + 1, CHUNK):
                 check()
                 last = min(first + CHUNK - 1, events)
-                self.run(FILL, TYPE, payload, due, tenant, first, last, keys)
+                given = (TYPE, payload, tenant, first, last, keys)
+                if due is None:
+                    self.run(FILL, *given)
+                else:
+                    self.run(SCHEDULE, due, *given)
 
     def settle(self) -> None:
         """Vacuum, analyse and write out the log, as if the backlog had been there for a while."""
