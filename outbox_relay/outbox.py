@@ -224,8 +224,8 @@ def _many(rows: list[Row]) -> tuple[LiteralString, Sequence[object]]:
 def cancel(conn: psycopg.Connection[Any] | psycopg.Cursor[Any], uid: UUID) -> bool:
     """Cancel a scheduled event in the transaction of ``conn``; return True if that was in time.
 
-    True means that no sink delivers the event once the transaction is committed. False means that it has entered the log,
-    or that there is no such event, and nothing has changed. Events are cancelled by the role that emitted them.
+    True means that no sink delivers the event once the transaction is committed. False means that it has entered the
+    log, or that there is no such event, and nothing has changed. Events are cancelled by the role that emitted them.
 
     Raises :class:`InvalidEvent` for the event of another role, TypeError for a ``uid`` that is no UUID,
     ``psycopg.Error`` for all other failures.

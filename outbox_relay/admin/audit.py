@@ -15,8 +15,8 @@ _UNITS = (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1))
 async def audit(store: Store, since: str | None, most: int) -> list[dict[str, Any]]:
     """Return up to ``most`` actions since a time or an age, newest first, for ``audit --json``.
 
-    ``since`` is as ``outbox_internal.past_time`` in the schema reads it; None means all. A time in a filter that was an age is
-    shown as a person writes it, such as 2h.
+    ``since`` is as ``outbox_internal.past_time`` in the schema reads it; None means all. A time in a filter that was
+    an age is shown as a person writes it, such as 2h.
 
     Raises ``ConfigurationError``, ``DatabaseUnusable`` or ``DatabaseUnavailable``.
     """

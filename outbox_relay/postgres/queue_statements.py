@@ -102,7 +102,7 @@ class QueueStatements(Database):
         after_tenant: str | None = None,
         tenants: bool = False,
     ) -> QueueClaim:
-        """Claim rows in the order in which they are to be delivered: see ``outbox_internal.claim_queued`` in the schema.
+        """Claim rows in the order in which they are to be delivered: see ``outbox_internal.claim_queued``.
 
         With ``tenants``, the events have theirs.
         """

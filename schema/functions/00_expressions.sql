@@ -153,12 +153,12 @@ end;
 
 -- True if an event is in the log, and belongs to this tenant. One look into the index of the partition of its day: a subquery
 -- with a value cannot become a scan of the log.
-create or replace function outbox_internal.is_of_tenant(event_id bigint, event_shard smallint, emitted_at timestamptz, tenant text) returns boolean
+create or replace function outbox_internal.is_of_tenant(event_id bigint, event_shard smallint, created timestamptz, tenant text) returns boolean
 language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
     select coalesce((select e.tenant from outbox.event e
-                      where e.id = event_id and e.shard = event_shard and e.created_at = emitted_at limit 1) = tenant, false)
+                      where e.id = event_id and e.shard = event_shard and e.created_at = created limit 1) = tenant, false)
 $$;
 
 -- The kind of an error without a status, as outbox.delivery_summary groups them: its first 200 characters without what

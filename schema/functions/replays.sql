@@ -1,6 +1,5 @@
 -- Start a replay and return its number. The counter of configurations is raised, by which a day that was checked before is
 -- checked again before it is emptied.
--- As in version 8, with the tenant.
 create or replace function outbox.start_replay(
     filter jsonb, to_sink text, rate integer, tick_seq bigint, tick_snapshot pg_snapshot, tick_next bigint,
     tick_incarnation text, tick_generations bigint, actor text, reason text, out id bigint, out paused boolean
@@ -59,8 +58,7 @@ comment on function outbox.start_replay is
 -- Plan a replay: `filter` is that of outbox_internal.read_filter with sink, type, key, since, until and uids. With `to_sink` it goes
 -- to that sink. The tick was taken before, in a transaction of its own: places are looked up after it, so an event with a
 -- lower id that is committed between the two is none of the replay's.
--- As in version 8. To another sink, notices are replayed only if that one receives them.
--- As in version 12, with the tenant.
+-- To another sink, notices are replayed only if that one receives them.
 create or replace function outbox_internal.plan_replay(
     filter jsonb, to_sink text, tick_seq bigint, tick_snapshot pg_snapshot, tick_next bigint
 ) returns outbox.replay
@@ -173,8 +171,7 @@ begin
     end if;
     paused := (select k.paused from outbox.sink k where k.name = r.target);
     relays := (select count(*) from outbox.relay w
-                where w.seen_at > clock_timestamp() - least(greatest(coalesce(alive_seconds, 30), 0), 86400) * interval '1 second' and r.target = any (w.sinks)
-                  and w.config is not null);  -- relays made for version 2 serve no replay
+                where w.seen_at > clock_timestamp() - least(greatest(coalesce(alive_seconds, 30), 0), 86400) * interval '1 second' and r.target = any (w.sinks));
 end
 $$;
 comment on function outbox.preview_replay is
@@ -234,9 +231,7 @@ comment on function outbox.set_replay is
 
 -- The replays, newest first: one of them, or with `unfinished` those that are running or paused. `total` is what was
 -- counted so far until `total_exact`; `passed_by` of them had a row or a mark in the target, or were erased since.
--- As in version 8. `passed_by` is counted by the settlements. Where an earlier version settled some of the events, it is
--- the rest of a replay that is done.
--- As in version 15, with the tenant.
+-- Settlements count it.
 create or replace function outbox.replays(wanted bigint default null, unfinished boolean default false, most integer default 100)
 returns table (
     id bigint, sink text, target text, redirected boolean, state text, type text, key text, since timestamptz,
@@ -498,7 +493,6 @@ end
 $$;
 
 -- Fold the rows of a replay's ledger into one when there are many.
--- As in version 8, with the number of events that were passed by.
 create or replace function outbox_internal.trim_replay(replay_id bigint) returns void
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -579,7 +573,7 @@ as $$
 $$;
 
 -- The replays that keep a partition of the log, as outbox_internal.retention_blockers has it: those that may still read an event of it.
--- As in version 8, with the time since which a replay keeps the partition: its start.
+-- Each with its start, since when it keeps the partition.
 create or replace function outbox_internal.replay_keepers(part regclass, before timestamptz) returns jsonb
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
@@ -662,7 +656,6 @@ $$;
 -- The newest 20 replays that mean an event of the log, by the sink to which they deliver it, as {"id", "state", "outcome",
 -- "reason"}; and whether the destination has received it by one of the newest 1,000. Those from before a rebase are left
 -- out: ids and transactions had other numbers then.
--- As in version 15, with the tenant.
 create or replace function outbox_internal.replay_outcomes(wanted uuid)
 returns table (sink text, replays jsonb, delivered boolean, settled boolean)
 language sql stable
@@ -809,7 +802,7 @@ $$;
 
 -- After a rebase: what the target has not passed now comes from the target itself, as the rebase promises. Everything is
 -- counted again.
--- As in version 8. What was settled before is kept apart: the replay means other events now.
+-- What was settled before is kept apart: the replay means other events now.
 create or replace function outbox_internal.adopt_rebase(r outbox.replay) returns outbox.replay
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp

@@ -39,7 +39,10 @@ record_attempts = "{mode}"
 """
 SERVER = {"autovacuum": "off", "shared_buffers": "512MB", "max_wal_size": "8GB"}
 WAL = "select pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
-UNSETTLED = "select 1 from outbox_internal.settled_upto('events') s where s.upto_id < (select last_value from outbox.event_id_seq)"
+UNSETTLED = (
+    "select 1 from outbox_internal.settled_upto('events') s "
+    "where s.upto_id < (select last_value from outbox.event_id_seq)"
+)
 
 
 def drain(server: PostgresServer, broker: KafkaBroker, mode: str, name: str, events: int) -> dict[str, float]:

@@ -31,7 +31,7 @@ from tests.support.postgres import PostgresServer
 
 MODES = ("none", "not imported", "api", "sdk")
 LOOK = "opentelemetry.trace"
-ROW: Row = ("order.created", b'{"id":1}', "order-1", None, None, None, "application/json")
+ROW: Row = ("order.created", b'{"id":1}', "order-1", None, None, None, "application/json", None, None, None)
 CALLS = 20_000
 
 

@@ -55,7 +55,8 @@ alter table outbox.event attach partition outbox.past_{0}
 """
 EVENTS = """
 insert into outbox.event (shard, uid, type, key, payload, content_type, created_at)
-select outbox_internal.shard_of('k' || g % 5000, null), gen_random_uuid(), 'order.created', 'k' || g % 5000, convert_to(repeat('x', 250), 'UTF8'), 'text/plain',
+select outbox_internal.shard_of('k' || g % 5000, null), gen_random_uuid(), 'order.created', 'k' || g % 5000,
+       convert_to(repeat('x', 250), 'UTF8'), 'text/plain',
        date_trunc('day', now()) + interval '1 minute' - {} * interval '1 day'
   from generate_series(1, {}) g
 """

@@ -77,8 +77,8 @@ secrets = ["{secret}"]
 """
 HUGE = """
 insert into outbox.event (shard, uid, type, key, payload, content_type)
-select outbox_internal.shard_of('k' || g %% 5000, null), outbox_internal.uuid7(), 'huge.happened', 'k' || g %% 5000, convert_to(format('{"n": %%s}', g), 'UTF8'),
-       'application/json'
+select outbox_internal.shard_of('k' || g %% 5000, null), outbox_internal.uuid7(), 'huge.happened', 'k' || g %% 5000,
+       convert_to(format('{"n": %%s}', g), 'UTF8'), 'application/json'
   from generate_series(1, %s::bigint) g
 """
 EMIT = "select outbox.emit_raw(%s, %s, key => 'trickle')::text"

@@ -28,7 +28,8 @@ from tests.support.postgres import PostgresServer
 TURNS = 3
 EVENTS = """
 insert into outbox.event (shard, uid, type, key, payload, content_type)
-select outbox_internal.shard_of('key-' || n %% 50000, null), gen_random_uuid(), 'order.created', 'key-' || n %% 50000, '{}', 'text/plain'
+select outbox_internal.shard_of('key-' || n %% 50000, null), gen_random_uuid(), 'order.created', 'key-' || n %% 50000,
+       '{}', 'text/plain'
   from generate_series(1, %s) n"""
 ROWS = """
 insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, key, payload, content_type, created_at,

@@ -20,7 +20,8 @@ PARTITIONS = 6
 KEYS = 2_000
 BATCH = 250
 STREAM = """insert into outbox.event (shard, uid, type, key, payload, content_type)
-select outbox_internal.shard_of('k' || g %% %(keys)s, null), outbox_internal.uuid7(), 'order.created', 'k' || g %% %(keys)s,
+select outbox_internal.shard_of('k' || g %% %(keys)s, null), outbox_internal.uuid7(), 'order.created',
+       'k' || g %% %(keys)s,
        convert_to(format('{"key": "k%%s", "n": %%s, "note": "%%s"}', g %% %(keys)s, g / %(keys)s + 1, repeat('x', 180)),
                   'UTF8'),
        'application/json'

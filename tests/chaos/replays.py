@@ -58,9 +58,9 @@ EXPECTED = f"""select uuid_send(e.uid)
         select xid, id, shard, uid, type, key, content_type, created_at, removed_at from public.{KEPT}) e
   join outbox.replay r on r.id = %s and r.created_at < e.removed_at
  where e.id > r.from_id and e.id <= r.upto_id and (r.ids is null or e.id = any (r.ids))
-   and outbox_internal.replay_means(e.id, e.xid, e.shard, e.type, e.key, e.content_type, e.created_at, r.type_like, r.routed,
-                           r.key, r.since, r.until, r.floor, r.a_seqs, r.a_snapshots, r.a_nexts, r.b_snapshots,
-                           r.last_ids)"""
+   and outbox_internal.replay_means(e.id, e.xid, e.shard, e.type, e.key, e.content_type, e.created_at, r.type_like,
+                           r.routed, r.key, r.since, r.until, r.floor, r.a_seqs, r.a_snapshots, r.a_nexts,
+                           r.b_snapshots, r.last_ids)"""
 
 
 @dataclass

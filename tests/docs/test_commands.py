@@ -34,7 +34,8 @@ GROUPS = ("health", "rebase", "config ", "sinks ", "replay ", "schedules ", "aud
 NOT_RUN = {"erase", "demo", "drill"}
 DEAD = """
 insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, key, payload, content_type, created_at)
-select 'crm', id, shard, 'dead', true, now(), uid, type, key, payload, coalesce(content_type, 'application/json'), created_at
+select 'crm', id, shard, 'dead', true, now(), uid, type, key, payload, coalesce(content_type, 'application/json'),
+       created_at
   from outbox.event order by id limit 3"""
 REFUSED = Refused("answered 400 Bad Request", 400, Attempt("http_400", 0.0126))
 SETTLED = "select from outbox_internal.backlog('crm', null, 1000, 5.0) where events = 0"

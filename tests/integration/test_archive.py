@@ -88,7 +88,8 @@ def test_a_day_is_archived_byte_for_byte_and_emptied(
     manifest = json.loads((Path(address) / "manifest.json").read_text())
     assert manifest["key_hashes_complete"]
     assert set(manifest["key_hashes"]) == {
-        key_hash for (key_hash,) in owner.execute("select outbox_internal.keyed_hash('k' || n) from generate_series(1, 50) n")
+        key_hash for (key_hash,) in owner.execute("select outbox_internal.keyed_hash('k' || n) "
+                                                  "from generate_series(1, 50) n")
     } | {key_hash for (key_hash,) in owner.execute("select outbox_internal.keyed_hash(k) from (values ('a'), (''), "
                                                    "(E'ü\\n''\"')) v (k)")}  # fmt: skip
     assert (Path(address) / "manifest.json").stat().st_mode & 0o77 == 0

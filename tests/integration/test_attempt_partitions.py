@@ -24,8 +24,8 @@ PUT = """
 insert into outbox.attempt (at, uid, sink, id, number, relay, outcome)
 values (%s, gen_random_uuid(), 's', 1, 1, 'r', 'failed')"""
 RECORD = """
-select outbox_internal.record_attempts('s', 'r', '{1}', array[gen_random_uuid()], '{1}', '{failed}', '{0}', '{1}', '{500}',
-                              '{no}', '{null}')"""
+select outbox_internal.record_attempts('s', 'r', '{1}', array[gen_random_uuid()], '{1}', '{failed}', '{0}', '{1}',
+                              '{500}', '{no}', '{null}')"""
 ONE_DAY_OLD = """
 create table outbox.{0} (like outbox.attempt including defaults);
 alter table outbox.attempt attach partition outbox.{0} for values from ('{1}') to ('{2}')"""

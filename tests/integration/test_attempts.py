@@ -213,9 +213,9 @@ def test_the_sink_of_attempts_is_looked_up_once_for_all(database: Database) -> N
     with database.connect() as connection:
         connection.execute("set local track_functions = 'all'")
         recorded = connection.execute(
-            "select outbox_internal.record_attempts('s', 'r', array_agg(n), array_agg(gen_random_uuid()), array_agg(1), "
-            "array_agg('delivered'::text), array_agg(0.0::float8), array_agg(1.0::float8), array_agg(200), "
-            "array_agg(null::text), array_agg(null::text)) from generate_series(1, 5) n"
+            "select outbox_internal.record_attempts('s', 'r', array_agg(n), array_agg(gen_random_uuid()), "
+            "array_agg(1), array_agg('delivered'::text), array_agg(0.0::float8), array_agg(1.0::float8), "
+            "array_agg(200), array_agg(null::text), array_agg(null::text)) from generate_series(1, 5) n"
         ).fetchall()
         assert recorded == [(5,)]
         called = "select pg_stat_get_xact_function_calls('outbox_internal.sink_of'::regproc)"

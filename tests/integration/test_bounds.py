@@ -308,7 +308,8 @@ async def test_rows_that_no_relay_can_deliver_are_dead_with_their_reason_and_the
 
 CLAIM_OF_VERSION_1 = """
 select id, shard, uid, type, key, payload, content_type, headers, deliver_at, created_at, ordered, attempts, claims
-  from outbox_internal.claim_rows('s', gen_random_uuid(), gen_random_uuid(), 20, 100, 1000000000, false, '{}', true, false, true)
+  from outbox_internal.claim_rows('s', gen_random_uuid(), gen_random_uuid(), 20, 100, 1000000000, false, '{}', true,
+                                  false, true)
  order by id"""
 
 

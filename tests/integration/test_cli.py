@@ -134,7 +134,7 @@ def test_emit_takes_what_a_queue_needs_and_why_shows_it(database: Database) -> N
 def test_emit_schedules_an_event(database: Database) -> None:
     times = "2h", "2100-01-01T01:00+01:00"
     uids = [ask(database, "emit", "t", "--deliver-at", time).out.strip() for time in times]
-    found = query(database, "select uid::text, deliver_at, deliver_at - created_at from outbox.event order by id")
+    found = query(database, "select uid::text, deliver_at, deliver_at - created_at from outbox.scheduled order by id")
     assert [uid for uid, _, _ in found] == uids
     assert timedelta(hours=2) - found[0][2] < timedelta(minutes=1)
     assert found[1][1] == datetime(2100, 1, 1, tzinfo=UTC)

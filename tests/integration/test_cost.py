@@ -28,7 +28,8 @@ AROUND_BYTES = 100_000
 ONLY_THE_RELAY = {"autovacuum": "off", "full_page_writes": "off"}
 FILL = """
 insert into outbox.event (shard, uid, type, key, payload, content_type)
-select outbox_internal.shard_of('k' || g %% 5000, null), gen_random_uuid(), 'test', 'k' || g %% 5000, convert_to(repeat('x', 250), 'UTF8'), 'text/plain'
+select outbox_internal.shard_of('k' || g %% 5000, null), gen_random_uuid(), 'test', 'k' || g %% 5000,
+       convert_to(repeat('x', 250), 'UTF8'), 'text/plain'
   from generate_series(1, %s) g"""
 WRITTEN = "select pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
 

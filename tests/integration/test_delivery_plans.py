@@ -38,7 +38,8 @@ analyze
 """
 EVENTS = """
 insert into outbox.event (shard, uid, type, key, payload, content_type, created_at)
-select outbox_internal.shard_of('k' || g, null), gen_random_uuid(), 't', 'k' || g, convert_to(repeat('x', 100), 'UTF8'), 't', now() - g % 30 * interval '1 day'
+select outbox_internal.shard_of('k' || g, null), gen_random_uuid(), 't', 'k' || g,
+       convert_to(repeat('x', 100), 'UTF8'), 't', now() - g % 30 * interval '1 day'
   from generate_series(1, {size} / 2) g
 """
 ROWS = """
@@ -174,7 +175,8 @@ def test_a_search_for_an_error_calls_no_function_of_ours_for_each_row(
     fields = "row(null, null, null, %s, null, null, null, null, '{dead}', null, null, null)::outbox.delivery_filter"
     with database.connect() as connection:
         explained = connection.execute(
-            f"explain (verbose, costs off) select from outbox.delivery d where outbox_internal.is_meant(d, {fields})".encode(),
+            "explain (verbose, costs off) select from outbox.delivery d "
+            f"where outbox_internal.is_meant(d, {fields})".encode(),
             (error,),
         ).fetchall()
     plan = "\n".join(line for (line,) in explained)

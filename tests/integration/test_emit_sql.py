@@ -216,7 +216,7 @@ LIMITS: list[tuple[dict[str, Any], str | None]] = [
 @pytest.mark.parametrize("content_type", ["application/json", "x/y"], ids=["usual", "unusual"])
 @pytest.mark.parametrize(("fields", "said"), LIMITS, ids=range(len(LIMITS)))
 def test_limits(conn: psycopg.Connection[Any], content_type: str, fields: dict[str, Any], said: str | None) -> None:
-    """Of events that ``outbox_internal.is_usual`` may know, and of others, which ``outbox_internal.event_fault`` looks at."""
+    """Events that ``outbox_internal.is_usual`` may know, and others, at which ``outbox_internal.event_fault`` looks."""
     given: dict[str, Any] = {"type": "t", "payload": b"", "content_type": content_type, **fields}
     event = outbox.Event(**given)
     if said is None:
@@ -278,7 +278,7 @@ def test_limits_that_only_sql_can_pass(conn: psycopg.Connection[Any], call: Lite
 def test_an_event_as_most_are_is_not_looked_at_twice(
     conn: psycopg.Connection[Any], call: LiteralString, usual: bool
 ) -> None:
-    """``outbox_internal.event_fault`` costs each transaction as much as half of an INSERT: here it is not even there."""
+    """``outbox_internal.event_fault`` costs each transaction as much as half an INSERT: here it is not even there."""
     conn.execute("drop function outbox_internal.event_fault")
     if usual:
         conn.execute(sql.SQL("select outbox.{}").format(sql.SQL(call)))

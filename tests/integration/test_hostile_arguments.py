@@ -50,7 +50,8 @@ def filled(database: Database) -> Database:
         begin(connection)
         connection.execute(
             "insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, content_type, created_at)"
-            " select 'crm', id, shard, 'dead', true, 'infinity', uid, type, coalesce(content_type, 'application/json'), '-infinity' from outbox.event"
+            " select 'crm', id, shard, 'dead', true, 'infinity', uid, type, coalesce(content_type, 'application/json'),"
+            " '-infinity' from outbox.event"
         )
     return database
 

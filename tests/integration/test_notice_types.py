@@ -62,8 +62,8 @@ async def test_only_receivers_read_notices(books: Ledger, sink: str) -> None:
     every = list(range(64))
     for types in (types_of(books, sink), V10_TYPES.get(sink, types_of(books, sink))):
         found = books.query(
-            "select type from outbox_internal.read_rest(%s::smallint[], %s::text[], '3:3:', %s::pg_snapshot, 0, 1000000, 100,"
-            " 1000000)",
+            "select type from outbox_internal.read_rest(%s::smallint[], %s::text[], '3:3:', %s::pg_snapshot, 0,"
+            " 1000000, 100, 1000000)",
             every, types, EVERYTHING,
         )  # fmt: skip
         assert len(found) == expected()[sink]
@@ -80,8 +80,8 @@ async def test_only_receivers_read_notices_that_are_late(books: Ledger, sink: st
     ordered = ",".join(sorted(listed.split(","), key=int))
     types = V10_TYPES.get(sink, types_of(books, sink))
     found = books.query(
-        "select type from outbox_internal.read_late(%s::smallint[], %s::text[], %s::pg_snapshot, %s, %s::pg_snapshot, 0,"
-        " 1000000, 100, 1000000, %s) where shard >= 0",
+        "select type from outbox_internal.read_late(%s::smallint[], %s::text[], %s::pg_snapshot, %s, %s::pg_snapshot,"
+        " 0, 1000000, 100, 1000000, %s) where shard >= 0",
         list(range(64)), types, f"{low}:{high + 1}:{ordered}", high + 1, EVERYTHING, most_payload,
     )  # fmt: skip
     assert len(found) == expected()[sink]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
 import time
+from contextlib import suppress
 
 import psycopg
 import pytest

@@ -25,7 +25,8 @@ pytestmark = pytest.mark.slow
 
 INSERT = """
 insert into outbox.event (shard, uid, type, key, payload, content_type, headers, deliver_at, created_at)
-values (outbox_internal.shard_of(coalesce(%(key)s, ''), null), gen_random_uuid(), 't', %(key)s, %(payload)s, 'text/plain', %(headers)s::jsonb, %(deliver_at)s::timestamptz,
+values (outbox_internal.shard_of(coalesce(%(key)s, ''), null), gen_random_uuid(), 't', %(key)s, %(payload)s,
+        'text/plain', %(headers)s::jsonb, %(deliver_at)s::timestamptz,
         coalesce(%(created_at)s::timestamptz, now()))
 returning id
 """

@@ -177,7 +177,8 @@ HUGE, STEP = 200_000, 5 * CHUNK_EVENTS
 """Events of a huge transaction, and of a step of reading it."""
 LATECOMER = """
 insert into outbox.event (id, shard, uid, type, key, payload, content_type)
-select %s + g * %s::bigint, outbox_internal.shard_of('key-' || g %% 1000, null), gen_random_uuid(), 'huge', 'key-' || g %% 1000, '{}', 'text/plain'
+select %s + g * %s::bigint, outbox_internal.shard_of('key-' || g %% 1000, null), gen_random_uuid(), 'huge',
+       'key-' || g %% 1000, '{}', 'text/plain'
   from generate_series(1, %s) g
 """
 

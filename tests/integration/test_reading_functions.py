@@ -644,8 +644,8 @@ def test_a_payload_above_the_ceiling_is_not_fetched_by_a_look(
 
 ODD_EVENTS = """
 insert into outbox.event (shard, uid, type, key, payload, content_type, headers, deliver_at, created_at)
-select outbox_internal.shard_of(coalesce(v.key, ''), null), gen_random_uuid(), 't', v.key, v.payload, 'x/y', v.headers, v.deliver_at,
-       coalesce(v.created_at, now())
+select outbox_internal.shard_of(coalesce(v.key, ''), null), gen_random_uuid(), 't', v.key, v.payload, 'x/y', v.headers,
+       v.deliver_at, coalesce(v.created_at, now())
   from (values (1, 'k', convert_to(repeat('x', 1999), 'UTF8'), null::jsonb, null::timestamptz, null::timestamptz),
                (2, 'k', convert_to(repeat('x', 2000), 'UTF8'), null, null, null),
                (3, 'k', '{}', jsonb_build_object('h', repeat('y', 2000)), null, null),
@@ -680,7 +680,8 @@ def test_small_events_come_whole_and_others_are_to_be_read_again(day_missing: Da
         else:
             assert found[10] == UNREAD
             assert found[:4] == whole[:4]
-            assert len(found[5] or b"") <= 2000 and len(found[7] or "") <= 4000
+            assert len(found[5] or b"") <= 2000
+            assert len(found[7] or "") <= 4000
 
 
 def test_a_payload_above_the_ceiling_is_not_fetched_by_a_claim(connection: Connection, sink: str) -> None:
@@ -718,7 +719,8 @@ def test_rows_without_a_key_wait_for_nobody(connection: Connection, sink: str) -
 
 
 SWEEP = """
-select id from outbox_internal.claim_rows(%s, %s, gen_random_uuid(), 20, 100, 1000000000, false, '{}', true, false, false)
+select id from outbox_internal.claim_rows(%s, %s, gen_random_uuid(), 20, 100, 1000000000, false, '{}', true, false,
+                                          false)
  order by id"""
 """As relays made for version 1 claim the heads of all keys."""
 
@@ -841,7 +843,7 @@ BEHIND, CHOSEN = "if with_followers", "chosen := array(\n            select c.id
 
 @contextmanager
 def claim_that_pauses(connection: Connection, before: str = CHOSEN) -> Generator[None]:
-    """Make ``outbox_internal.claim_rows`` wait for ``PAUSE`` between its look at held rows and their locks, inside the block."""
+    """Make ``outbox_internal.claim_rows`` wait for ``PAUSE``, in the block, between its look at held rows and locks."""
     [(original,)] = connection.execute(
         "select pg_get_functiondef(oid) from pg_proc where proname = 'claim_rows'"
     ).fetchall()

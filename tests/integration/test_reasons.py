@@ -48,8 +48,8 @@ def filled(database: Database) -> Database:
     query(
         database,
         "insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, content_type, created_at) "
-        "select 'crm', id, shard, 'dead', true, now(), uid, type, coalesce(content_type, 'application/json'), created_at "
-        "from outbox.event order by id limit 2 returning 1",
+        "select 'crm', id, shard, 'dead', true, now(), uid, type, coalesce(content_type, 'application/json'), "
+        "created_at from outbox.event order by id limit 2 returning 1",
     )
     # Every sink has passed the log, so that nothing keeps the day and rows can be discarded.
     for sink in ("crm", "idle"):

@@ -252,9 +252,9 @@ def due_row(database: Database) -> None:
     """Make a row that is due, of an event that the log does not have."""
     query(
         database,
-        "insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, payload, content_type, created_at) "
-        "values ('s', nextval('outbox.event_id_seq'), 0, 'waiting', false, now(), gen_random_uuid(), 'later', '', 'x/y', "
-        "now()) returning 1",
+        "insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, payload, content_type, "
+        "created_at) values ('s', nextval('outbox.event_id_seq'), 0, 'waiting', false, now(), gen_random_uuid(), "
+        "'later', '', 'x/y', now()) returning 1",
     )
 
 

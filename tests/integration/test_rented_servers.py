@@ -1,4 +1,4 @@
-"""Servers as they are rented: without MD5, the position in the WAL or the cluster's identifier, and behind RDS Proxy."""
+"""Servers as they are rented: without MD5, position in the WAL or the cluster's identifier, and behind RDS Proxy."""
 
 from __future__ import annotations
 

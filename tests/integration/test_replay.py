@@ -23,7 +23,8 @@ from tests.support.wait import auntil
 KEYS = [f"k{n % 7}" for n in range(40)]
 SHORT_LEASE = 3.0
 PARKED = """insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, content_type, created_at)
-            select 's', e.id, e.shard, %s, false, now() + interval '1 hour', e.uid, e.type, 'application/json', e.created_at
+            select 's', e.id, e.shard, %s, false, now() + interval '1 hour', e.uid, e.type, 'application/json',
+                  e.created_at
               from outbox.event e where e.id = %s"""
 MARK = """insert into outbox.discarded (sink, id, uid, reason)
           select 's', e.id, case when %s then e.uid else gen_random_uuid() end, 'x'

@@ -128,7 +128,8 @@ def test_a_rename_waits_for_dead_letters_that_are_being_moved(database: Database
     call(
         database,
         "insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, content_type, created_at) "
-        "select '~1', id, shard, 'dead', true, now(), uid, type, coalesce(content_type, 'application/json'), created_at from outbox.event",
+        "select '~1', id, shard, 'dead', true, now(), uid, type, coalesce(content_type, 'application/json'), "
+        "created_at from outbox.event",
     )
     call(database, "update outbox.replay_progress set last_ids = array_fill(100::bigint, array[64])")
     call(database, "update outbox.progress set a_seq = 100, a_snapshot = pg_current_snapshot(), a_next = 100")
@@ -156,7 +157,8 @@ def test_the_replay_of_a_removed_sink_leaves_nothing_to_a_new_one_of_its_name(da
     call(
         database,
         "insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, content_type, created_at) "
-        "select '~1', id, shard, 'dead', true, now(), uid, type, coalesce(content_type, 'application/json'), created_at from outbox.event",
+        "select '~1', id, shard, 'dead', true, now(), uid, type, coalesce(content_type, 'application/json'), "
+        "created_at from outbox.event",
     )
     call(database, "update outbox.replay_progress set last_ids = array_fill(100::bigint, array[64])")
     remove(database, "s", forget=True)

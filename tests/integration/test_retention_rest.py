@@ -249,8 +249,8 @@ def test_each_step_through_the_default_partition_begins_behind_the_one_before(
     """An old snapshot keeps the index entries of deleted events, which each step would walk through again."""
     emit_ago(owner, 20, 10_500)
     owner.execute(
-        "insert into outbox.event (shard, uid, type, payload, content_type, created_at) select 0, gen_random_uuid(), 't', '',"
-        " 'x/y', now() + interval '40 days' from generate_series(1, 20000)"
+        "insert into outbox.event (shard, uid, type, payload, content_type, created_at)"
+        " select 0, gen_random_uuid(), 't', '', 'x/y', now() + interval '40 days' from generate_series(1, 20000)"
     )
     owner.execute("analyze outbox.event_default")
     keep(owner, 5)

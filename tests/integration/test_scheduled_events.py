@@ -1,4 +1,4 @@
-"""Scheduled events: they wait in a table of their own, enter the log when they are due, and can be changed until then."""
+"""Scheduled events: they wait in a table of their own, enter the log when due, and can be changed until then."""
 
 from __future__ import annotations
 
@@ -91,7 +91,8 @@ def test_an_event_enters_as_it_was_emitted(database: Database) -> None:
     own = uuid4()
     query(
         database,
-        "select outbox.emit_raw('job', '\\xff00', 'k', '{\"a\": \"1\"}', clock_timestamp() + '0.1 s', %s, 'text/x', 't', 7)",
+        "select outbox.emit_raw('job', '\\xff00', 'k', '{\"a\": \"1\"}', clock_timestamp() + '0.1 s', %s, 'text/x', "
+        "'t', 7)",
         own,
     )
     columns = "uid, type, key, payload, content_type, headers, deliver_at, {}, tenant, priority"
@@ -415,7 +416,7 @@ def test_values_that_cannot_be_sent_are_refused(conn: psycopg.Connection[Any]) -
     with pytest.raises(TypeError, match=r"uid must be a uuid\.UUID, not str"):
         outbox.cancel(conn, "a")  # pyright: ignore[reportArgumentType]
     with pytest.raises(InvalidEvent, match="at must have a time zone"):
-        outbox.reschedule(conn, uuid4(), datetime(2030, 1, 1))
+        outbox.reschedule(conn, uuid4(), datetime(2030, 1, 1))  # noqa: DTZ001 - a time without a zone is what is refused
     with pytest.raises(TypeError, match="cancel takes a psycopg Connection or Cursor"):
         outbox.cancel(object(), uuid4())  # pyright: ignore[reportArgumentType]
 
@@ -482,7 +483,7 @@ async def test_a_scheduled_event_is_not_erased_but_undelivered(database: Databas
 
 
 def test_no_event_enters_while_an_erasure_begins(database: Database, conn: psycopg.Connection[Any]) -> None:
-    """Goes red when an event can enter behind the last id that the erasure looks at, before it looks for scheduled ones."""
+    """Goes red when an event can enter behind the last id that the erasure looks at, before the scheduled ones."""
     [uid] = due(database, 1)
     step = "select phase, undelivered from outbox.erase('{\"key\": \"k\"}', reason => 'r', erasure_id => null)"
     assert conn.execute(step.encode()).fetchall() == [

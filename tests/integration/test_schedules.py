@@ -153,7 +153,8 @@ def test_an_event_has_type_payload_key_headers_and_its_time(database: Database) 
     assert fire(database, "nightly", seen, seen + MINUTE, generation) == "emitted"
     found = query(
         database,
-        "select type, convert_from(payload, 'UTF8'), key, headers, coalesce(content_type, 'application/json') from outbox.event",
+        "select type, convert_from(payload, 'UTF8'), key, headers, coalesce(content_type, 'application/json') "
+        "from outbox.event",
     )
     headers = {"source": "x", "outbox-scheduled-for": text_of(seen)}
     assert found == [("order.due", '{"a": [1]}', "k", headers, "application/json")]

@@ -187,8 +187,8 @@ def test_what_a_seek_skips_is_passed_and_what_it_reads_again_is_not(database: Da
     passed = query(
         database,
         "select e.id from outbox.event e join outbox.standing n on n.sink = 's' and n.shard = e.shard "
-        "where outbox_internal.position_passed(e.id, e.xid, n.a_seq, n.a_snapshot, n.a_next, n.b_snapshot, n.last_id, 0) "
-        "order by 1",
+        "where outbox_internal.position_passed(e.id, e.xid, n.a_seq, n.a_snapshot, n.a_next, n.b_snapshot, n.last_id, "
+        "0) order by 1",
     )
     assert [found for (found,) in passed] == ids_[:2]
 
@@ -282,7 +282,8 @@ def test_the_first_event_since_a_time_is_found_among_many(database: Database) ->
     call(
         database,
         """insert into outbox.event (shard, uid, type, payload, content_type, created_at)
-           select n % 64, gen_random_uuid(), 't', '1', 'text/plain', now() - interval '5 hours' + n * interval '0.05 seconds'
+           select n % 64, gen_random_uuid(), 't', '1', 'text/plain', now() - interval '5 hours'
+                  + n * interval '0.05 seconds'
              from generate_series(1, 150000) n""",
     )
     [found] = call(

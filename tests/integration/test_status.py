@@ -25,7 +25,8 @@ from tests.support.relay_harness import running, spec
 from tests.support.wait import auntil
 
 BULK = """insert into outbox.event (shard, uid, type, key, payload, content_type)
-select outbox_internal.shard_of('k' || g %% 500, null), gen_random_uuid(), %s, 'k' || g %% 500, '{}', 'application/json' from generate_series(1, %s) g"""
+select outbox_internal.shard_of('k' || g %% 500, null), gen_random_uuid(), %s, 'k' || g %% 500, '{}', 'application/json'
+  from generate_series(1, %s) g"""
 LOGGED = "select id, shard, xid::text::bigint from outbox.event"
 
 

@@ -28,7 +28,8 @@ PARTS = 100
 FILL = f"""
 with emitted as (
     insert into outbox.event (shard, uid, type, key, payload, content_type, created_at, tenant)
-    select outbox_internal.shard_of('k' || n, null), gen_random_uuid(), 'order.created', 'k' || n, '{{}}', 'text/plain', now(), 't' || n %% {PARTS}
+    select outbox_internal.shard_of('k' || n, null), gen_random_uuid(), 'order.created', 'k' || n, '{{}}',
+           'text/plain', now(), 't' || n %% {PARTS}
       from generate_series(1, %s) n returning *
 )
 insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, key, payload, content_type, created_at,

@@ -4,7 +4,8 @@ IGNORE_ROUTES = """
 create or replace function outbox_internal.type_matches(patterns text[], event_type text) returns boolean
 language sql stable
 as $$
-    select coalesce(bool_or(outbox_internal.types_of(k.name) is null or event_type like any (outbox_internal.types_of(k.name))), false)
+    select coalesce(bool_or(outbox_internal.types_of(k.name) is null
+                            or event_type like any (outbox_internal.types_of(k.name))), false)
       from outbox.sink k
 $$"""
 """Every row of the history has the patterns that are in force now."""
@@ -19,7 +20,8 @@ create trigger own_not before insert on outbox.sink_route for each row execute f
 """No relay delivers on under the routes before."""
 
 IGNORE_REPLAYS = """
-create or replace function outbox_internal.event_states(wanted uuid) returns table (sink text, state text, details jsonb)
+create or replace function outbox_internal.event_states(wanted uuid)
+returns table (sink text, state text, details jsonb)
 language sql stable
 as 'select * from outbox_internal.routed_states(wanted)'"""
 """No replay settles an event."""
@@ -29,7 +31,8 @@ create trigger keep_not before insert on outbox.replay_exception
     for each row when (new.outcome = '{}') execute function outbox.keep_not()"""
 """Exceptions with one of the outcomes are not kept."""
 COVER_ALL = """
-create or replace function outbox_internal.replay_places(replay_id bigint) returns table (shard smallint, last_id bigint)
+create or replace function outbox_internal.replay_places(replay_id bigint)
+returns table (shard smallint, last_id bigint)
 language sql stable
 as 'select n::smallint, 9223372036854775806::bigint from generate_series(0, 63) n'"""
 """Every event counts as passed by the position of a replay."""

@@ -85,15 +85,15 @@ MUTATIONS = (
              " and d.lease = r.lease"),
     Mutation("no row is claimed before an earlier one of its key", CLAIM,
              " and not d.suspect\n"
-             "                   and (not d.ordered or (\n"
-             "                        not exists (\n"
-             "                            select from outbox.delivery f\n"
-             "                             where f.sink = sink_name and f.key = d.key and f.id < d.id and f.ordered"
+             "               and (not d.ordered or (\n"
+             "                    not exists (\n"
+             "                        select from outbox.delivery f\n"
+             "                         where f.sink = sink_name and f.key = d.key and f.id < d.id and f.ordered"
              " and f.state <> 'dead')\n"
-             "                        and not",
+             "                    and not",
              " and not d.suspect\n"
-             "                   and (not d.ordered or (\n"
-             "                        not"),
+             "               and (not d.ordered or (\n"
+             "                    not"),
     Mutation("rows of a key that are claimed together have none before them that is not", CLAIM,
              "(other.id is null or i.id < other.id) and (c.dead is null or i.id < c.dead)", "true"),
     Mutation("blocked keys are known before anything is read", EARLIER,

@@ -42,8 +42,8 @@ def odd_events(connection: Connection) -> None:
     fill_days(connection, 12, 12, 50)
     connection.execute(
         "insert into outbox.event (shard, uid, type, key, payload, content_type, headers, deliver_at, created_at)"
-        " select outbox_internal.shard_of(coalesce(k, ''), null), gen_random_uuid(), 'odd', k, p, 'x/y', h, d, %s::timestamptz"
-        " from (values ('a', 'aGk='::bytea, '{\"a\": \"b\"}'::jsonb, 'infinity'::timestamptz),"
+        " select outbox_internal.shard_of(coalesce(k, ''), null), gen_random_uuid(), 'odd', k, p, 'x/y', h, d,"
+        " %s::timestamptz from (values ('a', 'aGk='::bytea, '{\"a\": \"b\"}'::jsonb, 'infinity'::timestamptz),"
         " (null, '\\xff00', null, null), ('', '', '{}', '9998-01-01'), (E'ü\\n''\"', null, null, null)) v (k, p, h, d)",
         (f"{date_ago(12)} 13:00:00.000001+00",),
     )

@@ -39,7 +39,8 @@ analyze
 """
 EVENTS_OF_A_DAY = """
 insert into outbox.event (shard, uid, type, key, payload, content_type, created_at)
-select outbox_internal.shard_of('key-' || g % 1000, null), gen_random_uuid(), 'type.' || g % 7, 'key-' || g % 1000, '{{}}', 'text/plain', now() - {} * interval '1 day'
+select outbox_internal.shard_of('key-' || g % 1000, null), gen_random_uuid(), 'type.' || g % 7, 'key-' || g % 1000,
+       '{{}}', 'text/plain', now() - {} * interval '1 day'
   from generate_series(1, {}) g
 """
 EXPLAIN = """
