@@ -67,7 +67,7 @@ class LogStatements(Database):
         return floor
 
     async def arm(self, *, to_look: bool = False) -> None:
-        """Mark the server, so that a restart after a crash of one of its processes is detected: ``outbox_internal.arm``.
+        """Mark the server, so that a restart after a crash of one of its processes is noticed: ``outbox_internal.arm``.
 
         With ``to_look``, mark the one that looks are taken on.
         """

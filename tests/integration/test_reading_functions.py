@@ -843,7 +843,7 @@ BEHIND, CHOSEN = "if with_followers", "chosen := array(\n            select c.id
 
 @contextmanager
 def claim_that_pauses(connection: Connection, before: str = CHOSEN) -> Generator[None]:
-    """Make ``outbox_internal.claim_rows`` wait for ``PAUSE``, in the block, between its look at held rows and locks."""
+    """Make ``claim_rows`` wait for ``PAUSE`` between its look at held rows and their locks, inside the block."""
     [(original,)] = connection.execute(
         "select pg_get_functiondef(oid) from pg_proc where proname = 'claim_rows'"
     ).fetchall()
