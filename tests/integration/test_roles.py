@@ -358,7 +358,9 @@ def test_the_functions_of_each_kind(database: Database, app: str, relay: str) ->
     assert callable_by(database, relay) == listed["relay"]
     assert not listed["relay"] & set(triggers)
     owners = set(guarded) - set(triggers) - set().union(*listed.values())
-    assert owners <= OWNERS, "with the owner's rights: list them for a kind in views.sql, or here for nobody"
+    assert owners <= OWNERS, (
+        "with the owner's rights: list them for a kind in views.sql, or here if the owner alone calls them"
+    )
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ async def test_a_replay_spends_the_tokens_of_its_target(database: Database) -> N
 
 
 async def test_a_replay_that_waits_does_not_hold_up_a_stop(database: Database) -> None:
-    """Goes red when the events in hand of a replay are drained at the rate of its target, which takes for ever here."""
+    """Goes red when the events in hand of a replay are drained at the rate of its target, which does not end here."""
     emit(database, 20)
     sink, clients = MemorySink(keeps_order=False), Clients(lambda: lambda _event, _attempt: DELIVERED)
     async with running(database.dsn, (spec("s"), sink), replay_client=clients) as harness:

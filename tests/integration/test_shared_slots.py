@@ -78,7 +78,7 @@ async def test_relays_that_join_and_leave_never_have_more_in_flight_together(
 async def test_relays_above_the_total_have_one_request_each(
     database: Database, receiver: Receiver, gauge: Gauge
 ) -> None:
-    """Goes red when a relay has none: the keys of its shards would wait for ever."""
+    """Goes red when a relay has none: the keys of its shards would never be delivered."""
     gauge.answer_seconds = 0.01
     emit(database, 2000)
     relays = [a_relay(database, receiver, 1) for _ in range(3)]
