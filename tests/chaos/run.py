@@ -209,9 +209,11 @@ class Run:
             time.sleep(1.0)  # the writers go on
 
     def _make_up(self, end: float) -> None:
-        """Inject what the form requires and other faults have prevented, such as a day that no sink held back."""
+        """Inject what the form requires and other faults have prevented, but days: a backlog keeps them until the rest."""
         rng = random.Random(f"{self._seed}/late")
         for fault, least in self._form.least.items():
+            if fault == Retention.fault:
+                continue
             while fault in self._nemeses and self._record.count(fault) < least and time.monotonic() < end:
                 inject(self._nemeses[fault], rng, self._record, alone=False)
 
@@ -229,6 +231,9 @@ class Run:
             status = self._status()
             self._record.fail(f"stuck: {late}; {status}")
             return {name: sink["backlog"] for name, sink in status.items()}
+        rng = random.Random(f"{self._seed}/days")
+        for _ in range(self._form.least[Retention.fault] - self._record.count(Retention.fault)):
+            inject(self._nemeses[Retention.fault], rng, self._record)
         return {}
 
     def _at_rest(self) -> bool:
