@@ -12,6 +12,9 @@ from outbox_relay.postgres.store import Store
 MOST_PER_SINK = 50
 """Number of recorded attempts that ``why`` shows for each sink."""
 
+OUTSTANDING = ("pending", "waiting", "held")
+"""The states of an event that is still to be delivered."""
+
 
 def unknown_event(uid: UUID) -> NotFound:
     """Return the error for an event that neither the log nor ``delivery`` has."""
@@ -24,15 +27,41 @@ def unknown_event(uid: UUID) -> NotFound:
 async def attempts(store: Store, uid: UUID) -> dict[str, Any]:
     """Return every recorded attempt of the event ``uid``, oldest first, for ``attempts --json``.
 
-    The fields are described in docs/commands.md. No payload and no header value is stored with an attempt.
+    ``outstanding`` has the sinks to which the event is not delivered yet, with the last error: attempts at a
+    destination that is not available are neither counted nor recorded. The fields are described in docs/commands.md. No
+    payload and no header value is stored with an attempt.
 
-    Raises ``NotFound`` if neither the log, ``delivery`` nor a record has the event, ``DatabaseUnusable`` or
-    ``DatabaseUnavailable``.
+    Raises ``NotFound`` if neither the log, ``delivery``, a mark of a discard nor a record has the event,
+    ``DatabaseUnusable`` or ``DatabaseUnavailable``.
     """
     found = await store.named("attempts", {"uid": uid})
-    if not found and not (await store.named("is_known", {"uid": uid}))[0].known:
+    event: dict[str, Any] | None = (await store.named("why", {"uid": uid}))[0].found
+    if event is None and not found:
         raise unknown_event(uid)
-    return {"uid": str(uid), "attempts": [_attempt(row) for row in found]}
+    delivered = {row.sink for row in found if row.outcome == "delivered"}  # a position may be written a moment later
+    states: dict[str, dict[str, Any]] = {} if event is None else event["sinks"]
+    waits = {n: state for n, state in states.items() if state["state"] in OUTSTANDING and n not in delivered}
+    sinks = {sink.name: sink for sink in await store.named("status_sinks", {})} if waits else {}
+    outstanding = [_outstanding(name, state, sinks[name]) for name, state in waits.items() if name in sinks]
+    return {"uid": str(uid), "attempts": [_attempt(row) for row in found], "outstanding": outstanding}
+
+
+def _outstanding(name: str, state: dict[str, Any], sink: Any) -> dict[str, Any]:
+    """Return why an event is not delivered to a sink, from its state in ``why`` and the row of the sink."""
+    error = state.get("last_error")
+    attempt: dict[str, Any] = state.get("last_attempt") or {}
+    is_down = sink.circuit != "closed"
+    seconds = attempt.get("seconds_ago") if error else sink.error_seconds if sink.last_error else None
+    return {
+        "sink": name,
+        "state": state["state"],
+        "behind": state["behind"],
+        "attempts": state.get("attempts", 0),
+        "error": error or sink.last_error,
+        "error_seconds_ago": None if seconds is None else round(max(0.0, seconds), 3),
+        "circuit": sink.circuit,
+        "down_seconds": round(max(0.0, sink.circuit_seconds), 3) if is_down and sink.circuit_seconds else None,
+    }
 
 
 async def recorded_attempts(store: Store, uid: UUID) -> Mapping[str, list[dict[str, Any]]]:

@@ -17,9 +17,28 @@ NOT_RUNNING = "no delivery is running as a row"
 
 
 def attempts_text(found: dict[str, Any]) -> str:
-    """Render the result of ``attempts`` as a table."""
+    """Render the result of ``attempts`` as a table, and a line for each sink that does not have the event yet."""
     rows = [_row(attempt, attempt["sink"]) for attempt in found["attempts"]]
-    return "\n".join(map(replace_unprintable, table([ATTEMPT_HEADER, *rows]) if rows else [NOT_RECORDED]))
+    lines = table([ATTEMPT_HEADER, *rows]) if rows else []
+    lines += map(_outstanding, found["outstanding"])
+    if not rows and not any(each["error"] for each in found["outstanding"]):
+        lines.insert(0, NOT_RECORDED)
+    return "\n".join(map(replace_unprintable, lines))
+
+
+def _outstanding(each: dict[str, Any]) -> str:
+    """Describe why an event is not delivered to a sink."""
+    behind = f", behind {each['behind']} of its key" if each["behind"] else ""
+    parts = [f"{each['sink']}: not delivered yet{behind}"]
+    if each["attempts"] or each["error"]:
+        parts.append(f"counted attempts: {each['attempts']}")
+    if each["circuit"] != "closed":
+        since = "" if each["down_seconds"] is None else f" for {duration(each['down_seconds'])}"
+        parts.append(f"the destination has been down{since}: attempts meanwhile are neither counted nor recorded")
+    if each["error"]:
+        ago = "" if each["error_seconds_ago"] is None else f" {duration(each['error_seconds_ago'])} ago"
+        parts.append(f"last error{ago}: {each['error']}")
+    return "; ".join(parts)
 
 
 def running_text(found: dict[str, Any]) -> str:

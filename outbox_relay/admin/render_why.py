@@ -70,6 +70,8 @@ def state_text(sink: dict[str, Any], shard: int | None) -> str:
         parts.append("the sink is paused")
     if sink.get("circuit", "closed") != "closed":
         parts.append(f"the circuit of the sink is {sink['circuit']}: {sink['sink_error'] or 'no reason is known'}")
+    elif sink.get("sink_error") and not sink.get("last_error"):
+        parts.append(f"last error of the sink: {sink['sink_error']}")
     parts += [_replay(replay) for replay in sink.get("replays", ())]
     return "; ".join(parts)
 
@@ -99,7 +101,7 @@ def _description(sink: dict[str, Any], shard: int | None) -> str:
             return f"{OVER[sink['by']]}, at {sink['at']}"
         case "pending":
             again = "to be delivered again; " if sink["again"] else ""
-            return f"{again}in the log, not yet read (shard {shard}), {_owner(sink)}{_behind(sink)}"
+            return f"{again}in the log, not yet delivered (shard {shard}), {_owner(sink)}{_behind(sink)}"
         case "unknown":
             return f"unknown: {UNKNOWN[sink['reason']]}"
         case "erased":

@@ -30,6 +30,13 @@ async def why(store: Store, uid: UUID) -> dict[str, Any]:
     if found is None:
         raise unknown_event(uid)
     recorded = await newest_attempts(store, uid)
+    if any(sink.get("sink_error") for sink in found["sinks"].values()):
+        errors = {
+            sink.name: sink.last_error for sink in await store.named("status_sinks", {})
+        }  # without those that are over
+        for name, sink in found["sinks"].items():
+            if "sink_error" in sink:
+                sink["sink_error"] = errors.get(name)
     found["sinks"] = {
         name: {"state": sink["state"], **sink, "attempts_recorded": recorded.get(name, [])}
         for name, sink in found["sinks"].items()

@@ -12,7 +12,9 @@ from outbox_relay.cli.output import DONE
 
 def add(commands: Any) -> None:
     """Add the commands of this module."""
-    attempts = add_command(commands, "attempts", _attempts, "show every recorded attempt of an event")
+    attempts = add_command(
+        commands, "attempts", _attempts, "show every recorded attempt of an event, and what is outstanding"
+    )
     attempts.add_argument("uid", type=uid, metavar="UID", help="the uid returned by emit")
     attempts.add_argument("--json", action="store_true", help="print JSON")
     running = add_command(commands, "running", _running, "show the deliveries that are running as rows")

@@ -6,14 +6,18 @@ from dataclasses import dataclass
 
 from outbox_relay.domain.outcomes import clip
 
+DOWN_SECONDS = 30.0
+"""Time after which a circuit opens, however few events there are, if every attempt since has been unavailable."""
+
 
 @dataclass(frozen=True, slots=True)
 class CircuitPolicy:
     """The limits of a circuit.
 
-    It opens after consecutive failures of ``open_after`` different events. The first probe follows after
-    ``probe_seconds``; the interval doubles up to ``probe_max_seconds``. A sink whose destination was down for
-    ``pause_after_seconds`` is paused until a person resumes it; 0 disables that.
+    It opens after consecutive failures of ``open_after`` different events, or once nothing but unavailable attempts
+    was seen for ``DOWN_SECONDS``. The first probe follows after ``probe_seconds``; the interval doubles up to
+    ``probe_max_seconds``. A sink whose destination was down for ``pause_after_seconds`` is paused until a person
+    resumes it; 0 disables that.
     """
 
     open_after: int = 20
@@ -32,7 +36,10 @@ class Circuit:
     ``now`` is in seconds of a monotonic clock.
     """
 
-    __slots__ = ("_delay", "_failing", "_policy", "_until", "failing_since", "failures", "last_error", "state", "term")
+    __slots__ = (
+        *("_delay", "_failing", "_policy", "_until", "failing_since", "failures", "last_error", "refused_probes"),
+        *("state", "term", "unavailable_since"),
+    )
 
     def __init__(self, policy: CircuitPolicy) -> None:
         self._policy = policy
@@ -47,6 +54,10 @@ class Circuit:
         """The number of failures that counted."""
         self.failing_since: float | None = None
         """The time of the first failure that no delivery has followed; None if there is none."""
+        self.unavailable_since: float | None = None
+        """The time since which every attempt was unavailable; None if the destination answered the last one."""
+        self.refused_probes: set[int] = set()
+        """The events whose probes the destination answered with a failure since it was last closed."""
 
     def admission_delay(self, now: float) -> float:
         """Return 0.0 to admit an event in the current ``term``, else seconds to wait.
@@ -68,20 +79,40 @@ class Circuit:
         if term != self.term:
             return
         self._failing.clear()
-        self.failing_since = None
+        self.refused_probes.clear()
+        self.failing_since = self.unavailable_since = None
         if self.state != "closed":
             self._delay = self._policy.probe_seconds
             self._turn("closed")
 
-    def failed(
-        self, event_id: int, reason: str, now: float, term: int, *, at_once: bool, retry_after: float | None = None
-    ) -> bool:
-        """Record a failed event admitted in ``term``; return True if it opened the circuit.
+    def failed(self, event_id: int, reason: str, now: float, term: int) -> bool:
+        """Record that the destination answered an event admitted in ``term`` with a failure.
 
-        With ``at_once`` the first failure opens it. It stays open for at least ``retry_after`` seconds.
+        Return True if that opened the circuit.
         """
         if term != self.term:
             return False
+        self.unavailable_since = None
+        if self.state == "half-open":
+            self.refused_probes.add(event_id)
+        return self._count(event_id, reason, now, at_once=False)
+
+    def unavailable(
+        self, event_id: int, reason: str, now: float, term: int, *, at_once: bool, retry_after: float = 0.0
+    ) -> bool:
+        """Record that the destination could not accept an event admitted in ``term``.
+
+        Return True if that opened the circuit, which one event does with ``at_once``. It stays open for at least
+        ``retry_after`` seconds.
+        """
+        if term != self.term:
+            return False
+        if self.unavailable_since is None:
+            self.unavailable_since = now
+        at_once = at_once or now - self.unavailable_since >= DOWN_SECONDS
+        return self._count(event_id, reason, now, at_once=at_once, retry_after=retry_after)
+
+    def _count(self, event_id: int, reason: str, now: float, *, at_once: bool, retry_after: float = 0.0) -> bool:
         self.last_error = clip(reason)
         self.failures += 1
         if self.failing_since is None:
@@ -92,9 +123,18 @@ class Circuit:
             self._failing.add(event_id)
             if not at_once and len(self._failing) < self._policy.open_after:
                 return False
-        self._until = now + max(self._delay, retry_after or 0.0)
+        self._until = now + max(self._delay, retry_after)
         self._turn("open")
         return True
+
+    def retry_delay(self, now: float) -> float:
+        """Return the seconds until the next attempt of an event that was unavailable while the circuit is closed.
+
+        They double while the destination answers nothing, and one attempt comes when the circuit is to open.
+        """
+        down = 0.0 if self.unavailable_since is None or self.state != "closed" else now - self.unavailable_since
+        delay = max(self._policy.probe_seconds, min(down, DOWN_SECONDS - down))
+        return min(delay, self._policy.probe_max_seconds)
 
     def probe_now(self) -> bool:
         """End the wait for the next probe; return False if none is waited for. The interval after it stays."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -27,7 +28,8 @@ class Permit(NamedTuple):
 class CircuitBreaker:
     """One circuit, shared by everything that sends to the sink.
 
-    ``changed`` is set when its state may have changed. Nothing is sent while ``may_send`` returns False.
+    ``changed`` is set when its state may have changed. Nothing is sent while ``may_send`` returns False. Those that
+    wait for an admission get it in the order in which they came, so that each in turn is the probe.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class CircuitBreaker:
         self._changed = changed
         self._may_send = may_send
         self._state_changed = asyncio.Event()
+        self._turn = asyncio.Lock()
         self.gone: str | None = None
         """The reason given by a destination that reported that it is gone, until the sink is paused."""
         self.handing_over = False
@@ -58,6 +61,25 @@ class CircuitBreaker:
         return self._circuit.failing_since if self._circuit.state == "closed" else None
 
     @property
+    def unavailable_since(self) -> float | None:
+        """The time since which every attempt was unavailable; None if the destination answered the last one."""
+        return self._circuit.unavailable_since
+
+    def may_be_down(self, grace: float) -> bool:
+        """Return True if nothing was delivered since the circuit opened, or since an attempt was unavailable.
+
+        For ``grace`` seconds this holds after any other failure too. By then another attempt shows what it means.
+        """
+        if self._circuit.state != "closed" or self._circuit.unavailable_since is not None:
+            return True
+        since = self._circuit.failing_since
+        return since is not None and time.monotonic() - since < grace
+
+    def retry_delay(self) -> float:
+        """Return the seconds until the next attempt of an event that was unavailable."""
+        return self._circuit.retry_delay(time.monotonic())
+
+    @property
     def failures(self) -> int:
         """The number of failures that counted."""
         return self._circuit.failures
@@ -72,14 +94,13 @@ class CircuitBreaker:
 
         The outcome of a probe must be reported, or that it is ``unused``.
         """
-        while (seconds := self._admission_delay()) > 0.0:
-            self._state_changed.clear()
-            try:
-                async with asyncio.timeout(seconds):
-                    await self._state_changed.wait()
-            except TimeoutError:
-                continue
-        return Permit(self._circuit.term, not self.closed)
+        async with self._turn:
+            while (seconds := self._admission_delay()) > 0.0:
+                self._state_changed.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(seconds):
+                        await self._state_changed.wait()
+            return Permit(self._circuit.term, not self.closed)
 
     def admit_at_once(self) -> Permit | None:
         """Return a permit if the circuit is closed, or None if the caller has to wait."""
@@ -115,13 +136,17 @@ class CircuitBreaker:
         if self._circuit.state != before and self.closed:
             self._wake()
 
-    def failed(self, event_id: int, reason: str, permit: Permit) -> None:
-        """Record that the destination failed with an event.
+    def failed(self, event_id: int, reason: str, permit: Permit) -> bool:
+        """Record that the destination answered an event with a failure. Several of these open the circuit.
 
-        Several of these open the circuit.
+        Return True if the failure is the event's: the circuit was closed, or the event is a probe that was answered in
+        this way before. Otherwise it is the destination's, as far as is known.
         """
-        self._circuit.failed(event_id, reason, time.monotonic(), permit.term, at_once=False)
+        repeated = permit.term == self._circuit.term and event_id in self._circuit.refused_probes
+        counts = repeated or self.holds(permit)
+        self._circuit.failed(event_id, reason, time.monotonic(), permit.term)
         self._wake()
+        return counts
 
     def unavailable(
         self, event_id: int, verdict: Unavailable, permit: Permit, *, at_once: bool, retry_after: float
@@ -132,7 +157,7 @@ class CircuitBreaker:
         """
         at_once = at_once or verdict.throttled or verdict.gone
         retry_after = max(retry_after, GONE_SECONDS) if verdict.gone else retry_after
-        opened = self._circuit.failed(
+        opened = self._circuit.unavailable(
             event_id, verdict.reason, time.monotonic(), permit.term, at_once=at_once, retry_after=retry_after
         )
         if verdict.gone:

@@ -20,6 +20,7 @@ from outbox_relay.domain.outcomes import (
     DeadLetter,
     Done,
     Failed,
+    Refused,
     RetryLater,
     StandStill,
     Unavailable,
@@ -121,6 +122,14 @@ class DeliveryContext:
         source = source if self.spec.replay is None else "replay"
         return await self.limits.admit(source, most)
 
+    def must_wait(self, event: StoredEvent) -> bool:
+        """Return True if the event could only become a row behind others, while the destination may be down.
+
+        Such rows would grow with the backlog. The position of the sink waits instead.
+        """
+        is_blocked = event.key in self.blocked and self.keyed(event)
+        return is_blocked and self.breaker.may_be_down(self.spec.park_after_seconds)
+
     @property
     def may_release(self) -> bool:
         """True if the limits of all relays let drained shards be released. Those of a replay have no share."""
@@ -162,20 +171,16 @@ class DeliveryContext:
     def _judged(self, event: StoredEvent, verdict: Verdict, permit: Permit, *, failed_before: bool) -> Verdict:
         """Report ``verdict`` to the circuit, and return the verdict that counts.
 
-        While the circuit is not closed, a failure is the destination's and not the event's. A probe that the
-        destination answered nevertheless counts as an attempt of its event: the event becomes a row, and the next probe
-        is another event. Otherwise an event that always fails would be every probe, and the circuit would never close.
+        While the circuit is not closed, a failure is the destination's and not the event's. A probe that is refused for
+        good, or fails as a probe again, nevertheless counts. Otherwise a key whose first event always fails would never
+        let the circuit close.
 
         The failure of an event that ``failed_before`` says little about the destination. Such events come together when
-        their delays end. They would open the circuit and, as probes, keep it open for all others.
+        their delays end, and would open the circuit for all others.
         """
         match verdict:
-            case Failed() if failed_before:
-                self.breaker.unused(permit)
-            case Failed(reason, status, retry_after, attempt):
-                counts = permit.probe or self.breaker.holds(permit)
-                self.breaker.failed(event.id, reason, permit)
-                return verdict if counts else Unavailable(reason, status, retry_after, attempt)
+            case Failed() | Refused(status=int()):
+                return self._failed(event, verdict, permit, failed_before=failed_before)
             case Unavailable(behind=True):
                 self.breaker.unused(permit)
             case Unavailable(part=None):
@@ -187,6 +192,15 @@ class DeliveryContext:
                 self.delivered(permit)
                 self.limiter.increase()
         return verdict
+
+    def _failed(self, event: StoredEvent, verdict: Failed | Refused, permit: Permit, *, failed_before: bool) -> Verdict:
+        if failed_before and self.breaker.holds(permit):
+            return verdict
+        counts = self.breaker.failed(event.id, verdict.reason, permit)
+        if counts or (permit.probe and isinstance(verdict, Refused)):
+            return verdict
+        retry_after = verdict.retry_after_seconds if isinstance(verdict, Failed) else None
+        return Unavailable(verdict.reason, verdict.status, retry_after, verdict.attempt)
 
     def _unavailable(self, event: StoredEvent, verdict: Unavailable, permit: Permit) -> None:
         retry_after = requested_delay(verdict.retry_after_seconds, self.spec.retry, self.noise())

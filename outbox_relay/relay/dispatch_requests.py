@@ -15,6 +15,9 @@ from outbox_relay.relay.row_leases import new_row_lease
 from outbox_relay.relay.shared_limits import UNLIMITED, Admission
 from outbox_relay.relay.slow_requests import SlowRequest, SlowRequests
 
+RESUME_SECONDS = 0.1
+"""Interval at which keys are looked at that wait while the destination may be down."""
+
 
 class RequestDispatcher:
     """Sends many requests at once, one for each key.
@@ -36,6 +39,9 @@ class RequestDispatcher:
         """The next event of each key whose previous one is done. They are older than the queue."""
         self._filled = asyncio.Event()
         self._under_way = 0
+        self._stopped: list[str] = []
+        """Blocked keys whose next event, the first of its followers, waits while the destination may be down."""
+        self._turn = asyncio.Lock()
 
     @property
     def under_way(self) -> int:
@@ -79,6 +85,13 @@ class RequestDispatcher:
             chunk, index = self._queue.popleft()
             if self._follows(chunk, index):
                 return False
+        event = chunk.events[index]
+        if event.key is not None and self._context.must_wait(event):
+            self._followers[event.key].appendleft((chunk, index))
+            if not self._stopped:
+                requests.create_task(self._resume())
+            self._stopped.append(event.key)
+            return False
         if self._context.park_unless_deliverable(chunk, index):
             self._end_turn(chunk, index)
             return False
@@ -115,6 +128,20 @@ class RequestDispatcher:
         else:
             del self._followers[event.key]
 
+    async def _resume(self) -> None:
+        """Give stopped keys their turn once the destination is not down, or once their rows are gone."""
+        context = self._context
+        while self._stopped:
+            await asyncio.sleep(RESUME_SECONDS)
+            stopped, self._stopped = self._stopped, []
+            for key in stopped:
+                chunk, index = self._followers[key][0]
+                if context.must_wait(chunk.events[index]):
+                    self._stopped.append(key)
+                else:
+                    self._turns.append(self._followers[key].popleft())
+                    self._filled.set()
+
     async def _take_turn(self, chunk: Chunk, index: int) -> None:
         """Deliver the event, and release its slot unless a slow request keeps it."""
         slow = await self._deliver(chunk, index)
@@ -127,29 +154,41 @@ class RequestDispatcher:
 
         Return True if its request is still in flight.
 
-        While the circuit is open the event stays in flight.
+        An event that is unavailable stays in flight while the circuit is open, or while the destination answers
+        nothing. If it answers other events, this one becomes a row, so that no position waits for it.
         """
         context, event = self._context, chunk.events[index]
-        began = None
+        began = unavailable_since = None
         while True:
             permit, admission = await self._admitted()
-            began = began or time.monotonic()
+            sent = time.monotonic()
+            began = began or sent
             request = asyncio.ensure_future(context.deliver([event]))
             if admission is not UNLIMITED:
                 request.add_done_callback(admission.end)
-            if await self._outlasts(request, began):
-                self._park_slow(chunk, index, request, permit, began)
+            if await self._outlasts(request, sent):
+                self._park_slow(chunk, index, request, permit, sent)
                 return True
             [verdict], seconds = request.result()
             if context.apply(chunk, index, verdict, permit, seconds):
                 return False
-            if context.breaker.closed:
-                if time.monotonic() - began >= context.spec.park_after_seconds:
-                    context.park(chunk, index, "waiting", due_in=context.spec.circuit.probe_seconds)
-                    return False
-                await asyncio.sleep(context.spec.park_after_seconds / 4)
-            else:
-                began = None
+            if not context.breaker.closed:
+                began = unavailable_since = None
+                await self._wait_without_slot(0.0)
+                continue
+            answers_others = unavailable_since not in (None, context.breaker.unavailable_since)
+            if answers_others and time.monotonic() - began >= context.spec.park_after_seconds:
+                context.park(chunk, index, "waiting", due_in=context.spec.circuit.probe_seconds)
+                return False
+            unavailable_since = unavailable_since or context.breaker.unavailable_since
+            await self._wait_without_slot(context.breaker.retry_delay())
+
+    async def _wait_without_slot(self, seconds: float) -> None:
+        """Wait, and let other events have the slot meanwhile: they show whether the destination answers at all."""
+        limiter = self._context.limiter
+        limiter.release()
+        await asyncio.sleep(seconds)
+        await limiter.acquire()
 
     async def _admitted(self) -> tuple[Permit, Admission]:
         """Wait for the circuit, then for the limits of all relays, with a slot of this relay.
@@ -158,7 +197,7 @@ class RequestDispatcher:
         """
         breaker, limiter, limits = self._context.breaker, self._context.limiter, self._context.limits
         while True:
-            while not (permit := await breaker.admit()).probe and limiter.over_limit():
+            while not (permit := await self._admit()).probe and limiter.over_limit():
                 limiter.release()
                 await limiter.acquire()
             if not limits.active:
@@ -168,12 +207,19 @@ class RequestDispatcher:
                 return permit, admission
             limits.withdraw(admission)
 
-    async def _outlasts(self, request: asyncio.Future[CallResult], began: float) -> bool:
+    async def _admit(self) -> Permit:
+        """Wait for the circuit. Only the first event competes for a probe with the rows, which are older."""
+        if (permit := self._context.breaker.admit_at_once()) is not None:
+            return permit
+        async with self._turn:
+            return await self._context.breaker.admit()
+
+    async def _outlasts(self, request: asyncio.Future[CallResult], sent: float) -> bool:
         """Wait for ``request`` until ``park_after_seconds`` have passed.
 
         Return True if it is still in flight.
         """
-        left = max(0.0, began + self._context.spec.park_after_seconds - time.monotonic())
+        left = max(0.0, sent + self._context.spec.park_after_seconds - time.monotonic())
         self._under_way += 1
         try:
             await asyncio.wait({request}, timeout=left)
@@ -185,13 +231,13 @@ class RequestDispatcher:
         return not request.done()
 
     def _park_slow(
-        self, chunk: Chunk, index: int, request: asyncio.Future[CallResult], permit: Permit, began: float
+        self, chunk: Chunk, index: int, request: asyncio.Future[CallResult], permit: Permit, sent: float
     ) -> None:
         """Make the event a row leased to its request: no position waits for it.
 
         Raises ``SessionReset`` if the session is ending.
         """
-        context, event, waited = self._context, chunk.events[index], time.monotonic() - began
+        context, event, waited = self._context, chunk.events[index], time.monotonic() - sent
         lease = new_row_lease(context.now() - timedelta(seconds=waited))
         left = max(0.0, context.sink.timeout_seconds - waited) + LEASE_MARGIN_SECONDS
         number = context.park(chunk, index, "waiting", due_in=0.0, claims=1, lease=lease, lease_for=left)

@@ -11,6 +11,7 @@ near, a new round waits for it, so that all groups meet at the same tick and are
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection
 from functools import partial
@@ -170,7 +171,9 @@ class LogReader:
 
     def _is_stalled(self) -> bool:
         """Return True if shards would take long to drain."""
-        return not self._context.flows or self._context.limits.stall(self._in_flight.undone)
+        since = self._breaker.unavailable_since
+        is_down = since is not None and time.monotonic() - since >= self._spec.park_after_seconds
+        return is_down or not self._context.flows or self._context.limits.stall(self._in_flight.undone)
 
     def _defer_unsettled(self) -> None:
         """Park the events that precede a settled one.

@@ -198,7 +198,7 @@ class ParkedSettler:
                 state, delay, dead = "dead", None, "refused" if refused else "exhausted"
             case StandStill(error, status, retry_after, attempt):
                 state, attempts = None, row.attempts
-                delay = max(context.spec.circuit.probe_seconds, retry_after or 0.0)
+                delay = max(context.breaker.retry_delay(), retry_after or 0.0)
         back = RowUpdate(event.id, row.lease, attempts, state, delay, error, status, attempt, record)
         self.send_back(row, back, dead)
 

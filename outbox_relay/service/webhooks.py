@@ -61,7 +61,11 @@ class Webhooks:
             request_format=RequestFormat(
                 settings.cloudevents, settings.cloudevents_source, frozenset(settings.forward_headers), replay
             ),
-            policy=ResponsePolicy(frozenset(settings.permanent_statuses), settings.retry_after_max_seconds),
+            policy=ResponsePolicy(
+                frozenset(settings.accepted_statuses),
+                frozenset(settings.permanent_statuses),
+                settings.retry_after_max_seconds,
+            ),
             timeout_seconds=settings.timeout_seconds,
             max_in_flight=slots or settings.max_in_flight,
             delivery_details=settings.record_attempts == "all",

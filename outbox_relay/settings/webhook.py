@@ -28,8 +28,8 @@ from outbox_relay.settings.secrets import (
 )
 from outbox_relay.sinks.settings import SinkSettings
 
-OWN_MEANING = frozenset((408, 410, 425, 429, 502, 503, 504))
-"""Statuses that cannot be permanent: they say when to come back, or that the receiver is gone."""
+OWN_MEANING = frozenset((408, 410, 425, 429, 502, 503, 504, *range(520, 528), 530))
+"""Statuses that can be neither permanent nor accepted: the receiver is busy, gone or behind a gateway that says so."""
 
 
 def _network(value: object) -> object:
@@ -45,12 +45,15 @@ def _network(value: object) -> object:
     return network
 
 
-def _permanent(status: int) -> int:
-    if not 400 <= status <= 599:
-        raise ValueError(f"is {status}, should be 400 to 599: the statuses of failures")
-    if status in OWN_MEANING:
-        raise ValueError(f"is {status}, which has a fixed meaning and cannot be permanent")
-    return status
+def _status(first: int, kind: str) -> AfterValidator:
+    def check(status: int) -> int:
+        if not first <= status <= 599:
+            raise ValueError(f"is {status}, should be {first} to 599: the statuses of failures")
+        if status in OWN_MEANING:
+            raise ValueError(f"is {status}, which has a fixed meaning and cannot be {kind}")
+        return status
+
+    return AfterValidator(check)
 
 
 def _proxy(url: str) -> str:
@@ -90,7 +93,9 @@ class WebhookSettings(SinkSettings):
     """Names of the event's own headers that are passed on, at most 32; none by default."""
     headers: Headers = Field(default_factory=dict, max_length=HEADERS, repr=False)
     """Headers added to each request, at most 32: text, { env = "NAME" } or { file = "PATH" }."""
-    permanent_statuses: tuple[Annotated[Count, AfterValidator(_permanent)], ...] = (400,)
+    accepted_statuses: tuple[Annotated[Count, _status(300, "accepted")], ...] = ()
+    """Further statuses of an answer that deliver, 300 to 599, such as 409 of a receiver that already has the event."""
+    permanent_statuses: tuple[Annotated[Count, _status(400, "permanent")], ...] = ()
     """Statuses of an answer that end an event at once, 400 to 599; every other failure is tried again."""
     retry_after_max_seconds: Number = Field(default=3600.0, gt=0, le=86_400)
     """Longest wait that an answer's Retry-After can ask for, in seconds, above 0 and at most 86400."""
@@ -128,7 +133,14 @@ class WebhookSettings(SinkSettings):
             raise InvalidSetting(wrong)
         return value
 
-    @field_validator("forward_headers", "permanent_statuses")
+    @field_validator("permanent_statuses")
+    @classmethod
+    def _are_not_accepted(cls, value: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
+        if both := sorted({*value} & {*info.data.get("accepted_statuses", ())}):
+            raise ValueError(f"has {both[0]}, which accepted_statuses has too")
+        return value
+
+    @field_validator("forward_headers", "accepted_statuses", "permanent_statuses")
     @classmethod
     def _without_repeats(cls, value: tuple[object, ...]) -> tuple[object, ...]:
         return tuple(dict.fromkeys(value))

@@ -34,7 +34,7 @@ class CircuitSettings(Section):
     """Conditions under which a sink pauses because its destination is down, and the pace of its probes."""
 
     open_after: Count = Field(default=20, ge=1, le=10_000)
-    """Failures in a row, of different events, after which the sink pauses, 1 to 10000."""
+    """Failures and refusals in a row, of different events, after which the circuit opens, 1 to 10000."""
     probe_seconds: Number = Field(default=1.0, gt=0, le=3600)
     """Time to the first probe, doubled after each further one, in seconds, above 0 and at most 3600."""
     probe_max_seconds: Annotated[Number, not_below("probe_seconds")] = Field(

@@ -26,11 +26,7 @@ def judge_sink(sink: dict[str, Any], oldest_seconds: float | None) -> SinkHealth
     if sink["unowned"]:
         return SinkHealth("critical", "not served", f"no relay owns {sink['unowned']} of its 64 shards")
     if sink["circuit"] != "closed":
-        reason = sink["last_error"] or "no reason is known"
-        is_open = sink["circuit"] == "open"
-        return (
-            SinkHealth("critical", "destination down", reason) if is_open else SinkHealth("warning", "probing", reason)
-        )
+        return SinkHealth("critical", "destination down", sink["last_error"] or "no reason is known")
     if oldest_seconds is not None and oldest_seconds > OLDEST_SECONDS:
         waits = f"; it gets {limits}" if (limits := limits_text(sink)) else ""
         return SinkHealth("warning", "behind", f"its oldest event has waited for {duration(oldest_seconds)}{waits}")

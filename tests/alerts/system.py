@@ -36,6 +36,7 @@ SINK = """
 type = "webhook"
 url = "{url}"
 secrets = ["{secret}"]
+permanent_statuses = [400]
 max_in_flight = {in_flight}
 allow_http = true
 allow_networks = ["127.0.0.0/8"]

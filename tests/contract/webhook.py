@@ -7,7 +7,7 @@ from urllib.parse import unquote
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.formats.signatures import parse_key
 from outbox_relay.sinks.contract import Received, SinkHarness
-from outbox_relay.sinks.webhook import Credentials, Endpoint, WebhookSink
+from outbox_relay.sinks.webhook import Credentials, Endpoint, ResponsePolicy, WebhookSink
 from tests.support.receiver import Receiver, Request
 from tests.support.receiver.answers import Behaviour, chosen, head, raw, say
 from tests.support.receiver.signatures import SECRET
@@ -42,7 +42,12 @@ class WebhookHarness(SinkHarness):
         return say(204)
 
     def make_sink(self) -> WebhookSink:
-        return WebhookSink("contract", Endpoint(self.receiver.url, lambda _: None), Credentials([parse_key(SECRET)]))
+        return WebhookSink(
+            "contract",
+            Endpoint(self.receiver.url, lambda _: None),
+            Credentials([parse_key(SECRET)]),
+            policy=ResponsePolicy(permanent=frozenset((400,))),
+        )
 
     async def received(self) -> Sequence[Received]:
         return [_received(request) for request in self._taken]

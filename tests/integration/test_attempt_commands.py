@@ -189,3 +189,33 @@ async def test_neither_command_shows_payloads_or_headers(database: Database) -> 
     assert found is not None
     said = (await ask(database, "attempts", found[0], "--json")).out + (await ask(database, "running", "--json")).out
     assert "SECRET" not in said
+
+
+async def test_an_event_that_is_still_to_be_delivered_names_the_error_and_since_when(books: Ledger) -> None:
+    [event] = books.emit("k")
+    uid = books.uid(event)
+    books.do(
+        "update outbox.sink set circuit = 'open', circuit_since = now() - interval '45 minutes', "
+        "last_error = 'Connection refused', last_error_at = now() - interval '10 s'"
+    )
+    ended = await ask(books.database, "attempts", uid)
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.startswith("s: not delivered yet; counted attempts: 0; the destination has been down for 45 min")
+    assert "attempts meanwhile are neither counted nor recorded; last error " in ended.out
+    assert ended.out.endswith("s ago: Connection refused\n")
+    [outstanding] = (await ask(books.database, "attempts", uid, "--json")).json["outstanding"]
+    assert 2700 <= outstanding.pop("down_seconds") < 2760
+    assert 10 <= outstanding.pop("error_seconds_ago") < 70
+    assert outstanding == {
+        "sink": "s", "state": "pending", "behind": None, "attempts": 0, "error": "Connection refused",
+        "circuit": "open",
+    }  # fmt: skip
+
+
+async def test_a_row_that_failed_without_a_counted_attempt_names_its_own_error(books: Ledger) -> None:
+    first, second = books.emit("k", "k")
+    await books.park("s", books.row(first, error="answered 502"), books.row(second, state="held"))
+    ended = await ask(books.database, "attempts", books.uid(first))
+    assert ended.out == "s: not delivered yet; counted attempts: 0; last error: answered 502\n"
+    ended = await ask(books.database, "attempts", books.uid(second))
+    assert f"s: not delivered yet, behind {books.uid(first)} of its key" in ended.out

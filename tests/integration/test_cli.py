@@ -115,7 +115,7 @@ def test_emit_prints_the_uid_and_why_finds_it(database: Database) -> None:
     assert (ended.code, ended.err, ended.json["sinks"]["events"]["state"]) == (0, "", "pending")
     ended = ask(database, "why", uid.upper())
     assert (ended.code, ended.err) == (0, "")
-    assert "events  in the log, not yet read (shard" in ended.out
+    assert "events  in the log, not yet delivered (shard" in ended.out
 
 
 def test_emit_takes_what_a_queue_needs_and_why_shows_it(database: Database) -> None:

@@ -357,7 +357,7 @@ async def test_later_events_of_the_key_go_on(database: Database, state: str) -> 
 
 async def test_idle_shards_are_discarded_after_a_take_over(database: Database) -> None:
     """The new owner of a shard writes its position, though no event moves it."""
-    sink = MemorySink(lambda _event, _attempt: Refused("never", 400))
+    sink = MemorySink(lambda _event, _attempt: Refused("never"))
     made = emit(database, [f"k{n}" for n in range(100)])
     async with running(database.dsn, (spec("s"), sink), lease_seconds=3.0):
         await has(database, "select from outbox.delivery where state = 'dead' having count(*) = 100")

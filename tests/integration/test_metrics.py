@@ -34,6 +34,7 @@ lease_seconds = 3
 type = "webhook"
 url = "{url}"
 secrets = ["{secret}"]
+permanent_statuses = [400]
 record_attempts = "all"
 allow_http = true
 allow_networks = ["127.0.0.0/8"]

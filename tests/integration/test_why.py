@@ -239,6 +239,16 @@ async def test_a_pause_and_an_open_circuit_are_named_where_an_event_waits_for_th
     assert (await why(books, event_id))["sink_error"] == "broker away"
 
 
+async def test_the_error_of_a_closed_circuit_is_named_until_it_is_over(books: Ledger) -> None:
+    """An event that is tried again before the circuit opens has no row with an error."""
+    [event_id] = books.emit("k")
+    await books.store.record_failure("s", "broker away")
+    assert "last error of the sink: broker away" in await said(books, event_id)
+    await books.store.record_mended("s", own=True)
+    assert (await why(books, event_id))["sink_error"] is None
+    assert "broker away" not in await said(books, event_id)
+
+
 async def test_rows_are_found_when_the_log_no_longer_has_the_event(books: Ledger) -> None:
     await books.register(("t", ["*"], "beginning"), ("u", ["other.*"], "beginning"))
     [event_id] = books.emit("k", type="order.created")

@@ -46,6 +46,7 @@ type = "webhook"
 url = "{url}"
 secrets_file = "{directory}/secrets"
 headers = {{ authorization = {{ env = "CRM_TOKEN" }}, x-tenant = {{ file = "{directory}/tenant" }} }}
+permanent_statuses = [400]
 allow_http = true
 allow_networks = ["127.0.0.0/8"]
 [routes]

@@ -12,14 +12,17 @@ Step = Callable[[Circuit], object]
 THREE = CircuitPolicy(open_after=3, probe_seconds=1.0, probe_max_seconds=4.0)
 
 
-def fails(
-    event: int, now: float, *, at_once: bool = False, retry_after: float | None = None, term: int | None = None
-) -> Step:
-    """Return a step in which `event`, admitted in `term` (default: the current one), fails at `now`."""
+def fails(event: int, now: float, *, term: int | None = None) -> Step:
+    """Return a step in which `event`, admitted in `term` (default: the current one), is answered with a failure."""
+    return lambda circuit: circuit.failed(event, "down", now, circuit.term if term is None else term)
+
+
+def is_down(event: int, now: float, *, at_once: bool = True, retry_after: float = 0.0, term: int | None = None) -> Step:
+    """Return a step in which the destination cannot accept `event`."""
 
     def step(circuit: Circuit) -> None:
         admitted_in = circuit.term if term is None else term
-        circuit.failed(event, "down", now, admitted_in, at_once=at_once, retry_after=retry_after)
+        circuit.unavailable(event, "down", now, admitted_in, at_once=at_once, retry_after=retry_after)
 
     return step
 
@@ -67,7 +70,7 @@ def asked_in_vain(circuit: Circuit) -> None:
     assert not circuit.probe_now()
 
 
-OPENED = (fails(1, 10.0, at_once=True),)
+OPENED = (is_down(1, 10.0),)
 PROBING = (*OPENED, admitted(11.0))
 CIRCUITS: dict[str, tuple[tuple[Step, ...], str]] = {
     "everything is admitted while closed": ((admitted(0.0), admitted(0.0), admitted(0.0)), "closed"),
@@ -90,19 +93,19 @@ CIRCUITS: dict[str, tuple[tuple[Step, ...], str]] = {
         "open",
     ),
     "a delivery resets the interval": (
-        (*PROBING, fails(1, 12.0), admitted(14.0), works, fails(2, 20.0, at_once=True), waits(20.0, 1.0)),
+        (*PROBING, fails(1, 12.0), admitted(14.0), works, is_down(2, 20.0), waits(20.0, 1.0)),
         "open",
     ),
     "a requested time is granted": (
-        (fails(1, 10.0, at_once=True, retry_after=30.0), waits(39.0, 1.0), admitted(40.0)),
+        (is_down(1, 10.0, retry_after=30.0), waits(39.0, 1.0), admitted(40.0)),
         "half-open",
     ),
     "a shorter requested time does not shorten the interval": (
-        (fails(1, 10.0, at_once=True, retry_after=0.1), waits(10.5, 0.5)),
+        (is_down(1, 10.0, retry_after=0.1), waits(10.5, 0.5)),
         "open",
     ),
     "results of requests sent before it opened change nothing": (
-        (*OPENED, fails(2, 10.5, term=0), fails(3, 10.9, at_once=True, term=0), waits(10.9, 0.1), admitted(11.0)),
+        (*OPENED, fails(2, 10.5, term=0), is_down(3, 10.9, term=0), waits(10.9, 0.1), admitted(11.0)),
         "half-open",
     ),
     "a failure from before is not the probe's": (
@@ -111,12 +114,12 @@ CIRCUITS: dict[str, tuple[tuple[Step, ...], str]] = {
     ),
     "a delivery from before is not the probe's": ((*PROBING, works_late, waits(11.5, 1.0)), "half-open"),
     "a delivery from before does not shorten a requested time": (
-        (fails(1, 10.0, at_once=True, retry_after=30.0), works_late, waits(12.0, 28.0)),
+        (is_down(1, 10.0, retry_after=30.0), works_late, waits(12.0, 28.0)),
         "open",
     ),
     "a probe that a person asks for is sent at once": ((*OPENED, asked, admitted(10.1), waits(10.1, 1.0)), "half-open"),
     "also before a requested time": (
-        (fails(1, 10.0, at_once=True, retry_after=30.0), asked, admitted(10.1)),
+        (is_down(1, 10.0, retry_after=30.0), asked, admitted(10.1)),
         "half-open",
     ),
     "if it fails, the interval doubles as usual": (
@@ -125,6 +128,19 @@ CIRCUITS: dict[str, tuple[tuple[Step, ...], str]] = {
     ),
     "a request changes nothing while a probe is under way": ((*PROBING, asked_in_vain, waits(11.0, 1.0)), "half-open"),
     "or while it is closed": ((asked_in_vain, admitted(0.0)), "closed"),
+    "one event that is unavailable for half a minute opens it": (
+        tuple(is_down(1, now, at_once=False) for now in (0.0, 15.0, 30.0)),
+        "open",
+    ),
+    "before that it stays closed": (tuple(is_down(1, now, at_once=False) for now in (0.0, 15.0, 29.9)), "closed"),
+    "a delivery of another event begins the time again": (
+        (is_down(1, 0.0, at_once=False), works, *(is_down(1, now, at_once=False) for now in (15.0, 30.0, 44.9))),
+        "closed",
+    ),
+    "so does a failure, since the destination answered": (
+        (is_down(1, 0.0, at_once=False), fails(2, 10.0), *(is_down(1, now, at_once=False) for now in (15.0, 44.9))),
+        "closed",
+    ),
     "failures from before a recovery do not count after it": (
         (*PROBING, works, fails(2, 12.0, term=0), fails(3, 12.0, term=0), fails(4, 12.0, term=0)),
         "closed",
@@ -142,10 +158,20 @@ def test_circuit(steps: tuple[Step, ...], state: str) -> None:
 
 def test_only_the_failure_that_opens_it_returns_true() -> None:
     circuit = Circuit(THREE)
-    assert [circuit.failed(n, "down", 0.0, 0, at_once=False) for n in range(4)] == [False, False, True, False]
+    assert [circuit.failed(n, "down", 0.0, 0) for n in range(4)] == [False, False, True, False]
 
 
 def test_circuit_keeps_the_last_reason_for_people() -> None:
     circuit = Circuit(THREE)
-    circuit.failed(1, "first\nline", 0.0, 0, at_once=False)
+    circuit.failed(1, "first\nline", 0.0, 0)
     assert circuit.last_error == "first line"
+
+
+def test_attempts_at_a_destination_that_answers_nothing_grow_rare_until_it_opens() -> None:
+    circuit, now, times = Circuit(CircuitPolicy()), 100.0, list[float]()
+    while circuit.state == "closed":
+        circuit.unavailable(1, "down", now, circuit.term, at_once=False)
+        times.append(now - 100.0)
+        now += circuit.retry_delay(now)
+    assert times == [0, 1, 2, 4, 8, 16, 30]
+    assert circuit.retry_delay(now) == 1.0

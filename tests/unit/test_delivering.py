@@ -16,7 +16,7 @@ from outbox_relay.domain.errors import LeaseLost
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.in_flight import Chunk, InFlight
 from outbox_relay.domain.lease_clock import lease_clock
-from outbox_relay.domain.outcomes import DELIVERED, Failed, Unavailable, Verdict
+from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Unavailable, Verdict
 from outbox_relay.domain.window import Position, Tick
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.breaker import CircuitBreaker
@@ -235,14 +235,34 @@ async def test_a_backlog_of_one_key_costs_each_event_the_same(monkeypatch: pytes
     assert looks < 5 * len(chunk.events)
 
 
-async def test_a_probe_that_was_answered_is_an_attempt_of_its_event_and_other_failures_meanwhile_are_not() -> None:
+async def test_a_probe_that_fails_again_or_is_refused_counts_an_attempt_and_other_failures_do_not() -> None:
     context, event = a_context(Held()), an_event("k")
     early = await context.breaker.admit()
     context.breaker.unavailable(1, Unavailable("down"), early, at_once=True, retry_after=0.0)
+    context.breaker.probe_now()
     probe = await context.breaker.admit()
-    failed = Failed("status 500", 500)
-    assert context.judged(event, failed, early, 0.1) == Unavailable("status 500", 500)
-    assert (probe.probe, context.judged(event, failed, probe, 0.1)) == (True, failed)
+    failed, uncounted = Failed("status 500", 500), Unavailable("status 500", 500)
+    assert context.judged(event, failed, early, 0.1) == uncounted
+    assert (probe.probe, context.judged(event, failed, probe, 0.1)) == (True, uncounted)
+    context.breaker.probe_now()
+    assert context.judged(event, failed, await context.breaker.admit(), 0.1) == failed
+    context.breaker.probe_now()
+    refused = Refused("status 400", 400)
+    assert context.judged(event, refused, early, 0.1) == Unavailable("status 400", 400)
+    assert context.judged(event, refused, await context.breaker.admit(), 0.1) == refused
+    assert context.breaker.state == "open"
+
+
+async def test_refusals_of_different_events_open_the_circuit_and_a_refusal_without_an_answer_does_not() -> None:
+    """A sink that refuses an event by itself, such as one that is too large, has not asked the destination."""
+    context = a_context(Held())
+    permit = await context.breaker.admit()
+    for _ in range(context.spec.circuit.open_after):
+        assert context.judged(an_event("k"), Refused("too large"), permit, 0.1) == Refused("too large")
+    assert context.breaker.state == "closed"
+    for number in range(context.spec.circuit.open_after):
+        refused = Refused("status 422", 422)
+        assert context.judged(an_event("k")._replace(id=number), refused, permit, 0.1) == refused
     assert context.breaker.state == "open"
 
 

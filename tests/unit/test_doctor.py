@@ -53,7 +53,7 @@ def found(findings: Any) -> list[tuple[str, str]]:
         ({"missing_positions": 1}, [("missing-positions", "critical")]),
         ({"paused": True}, [("sink-paused", "warning")]),
         ({"paused": True, "oldest_seconds": 1e6}, [("sink-paused", "warning")]),
-        ({"circuit": "open", "circuit_seconds": 300.0}, []),
+        ({"circuit": "open", "circuit_seconds": 300.0}, [("destination-down", "warning")]),
         ({"circuit": "half-open", "circuit_seconds": 301.0}, [("destination-down", "critical")]),
         ({"oldest_seconds": 300.0}, []),
         ({"oldest_seconds": 301.0}, [("sink-behind", "warning")]),

@@ -46,7 +46,7 @@ def test_every_setting_is_there_by_its_path(tmp_path: Path) -> None:
     assert found["sinks.crm.url"] == "https://crm.example.com/…"
     assert found["sinks.crm.secrets[1].until"] == "2027-01-01 00:00:00+00:00"
     assert found["sinks.crm.allow_networks"] == ["10.1.0.0/16", "fd00::1/128"]
-    assert found["sinks.crm.permanent_statuses"] == [400]
+    assert found["sinks.crm.permanent_statuses"] == []
     assert found['sinks.events.producer."bootstrap.servers"'] == "localhost:9092"
     assert found['sinks.events.producer."linger.ms"'] == 5
     assert found['routes."order.*"'] == ["events", "crm"]

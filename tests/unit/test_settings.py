@@ -73,7 +73,8 @@ def test_defaults_are_those_of_the_contract(tmp_path: Path) -> None:
     assert retry_policy(kafka(settings)) == RetryPolicy()
     crm = webhook(settings)
     assert (crm.timeout_seconds, crm.max_in_flight, crm.allow_http, crm.forward_headers) == (15, 64, False, ())
-    assert (crm.headers, crm.permanent_statuses, crm.retry_after_max_seconds) == ({}, (400,), 3600)
+    assert (crm.headers, crm.accepted_statuses, crm.permanent_statuses) == ({}, (), ())
+    assert crm.retry_after_max_seconds == 3600
     assert (crm.client_certificate, crm.client_key, crm.ca_file) == (None, None, None)
 
 

@@ -183,8 +183,16 @@ WRONG: list[tuple[str, str, str, str]] = [
     ("allow_networks = []", "permanent_statuses = [600]", "sinks.crm.permanent_statuses[0]", "is 600, should be"),
     *[
         ("allow_networks = []", f"permanent_statuses = [{n}]", "sinks.crm.permanent_statuses[0]", "has a fixed meaning")
-        for n in (408, 410, 425, 429, 502, 503, 504)
+        for n in (408, 410, 425, 429, 502, 503, 504, 520, 527, 530)
     ],
+    ("allow_networks = []", "accepted_statuses = [299]", "sinks.crm.accepted_statuses[0]", "is 299, should be 300"),
+    ("allow_networks = []", "accepted_statuses = [503]", "sinks.crm.accepted_statuses[0]", "cannot be accepted"),
+    (
+        "allow_networks = []",
+        "accepted_statuses = [409]\npermanent_statuses = [409]",
+        "sinks.crm.permanent_statuses",
+        "has 409, which accepted_statuses has too",
+    ),
     ("allow_networks = []", 'permanent_statuses = ["4xx"]', "sinks.crm.permanent_statuses[0]", "valid integer"),
     ("allow_networks = []", "retry_after_max_seconds = 0", "sinks.crm.retry_after_max_seconds", "greater than 0"),
     (

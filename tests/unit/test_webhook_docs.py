@@ -105,16 +105,16 @@ def rows(heading: str) -> list[list[str]]:
 
 
 OUTCOMES: dict[str, list[Response | NoResponse]] = {
-    "200 to 299": [Response(200), Response(299, whole=False)],
-    "400, or another": [Response(400), Response(422)],
-    "any other 4xx or 5xx": [Response(401), Response(408), Response(425), Response(500)],
+    "200 to 299": [Response(200), Response(299, whole=False), Response(409)],
+    "`permanent_statuses`": [Response(422)],
+    "any other 4xx or 5xx": [Response(400), Response(401), Response(408), Response(425), Response(500)],
     "300 to 399": [Response(300), Response(308), Response(399)],
     "no answer in time": [
         NoResponse("read_timeout", sent=True, reason="-"),
         NoResponse("disconnected", sent=True, reason="-"),
     ],
     "any failure with": [Response(500, {"webhook-delivery": "abort-message"})],
-    "502, 504; 503": [Response(502), Response(503), Response(504)],
+    "502, 504, 520 to 527": [Response(status) for status in (502, 503, 504, 520, 527, 530)],
     "429; 503": [Response(429), Response(503, {"retry-after": "1"})],
     "410; any failure": [Response(410), Response(500, {"webhook-delivery": "disable"})],
     "no name": [
@@ -129,7 +129,7 @@ def test_table_of_answers_is_true(row: list[str]) -> None:
     event = event.replace("the same", "is tried again")
     [outcomes] = [found for name, found in OUTCOMES.items() if answer.startswith(name)]
     for outcome in outcomes:
-        match verdict(outcome, ResponsePolicy(frozenset((400, 422))), lambda _: None, time.time()):
+        match verdict(outcome, ResponsePolicy(frozenset((409,)), frozenset((422,))), lambda _: None, time.time()):
             case Failed():
                 said = ("is tried again", "")
             case Refused():

@@ -45,7 +45,7 @@ def test_every_2xx_delivers_whatever_becomes_of_the_body(status: int, whole: boo
     assert judged(Response(status, headers, b"\xff", whole=whole)) is DELIVERED
 
 
-@pytest.mark.parametrize("status", [401, 403, 404, 405, 408, 413, 415, 418, 422, 425, 431, 451, 499])
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 405, 408, 413, 415, 418, 422, 425, 431, 451, 499])
 @pytest.mark.parametrize("wait", [None, 7.0])
 def test_other_4xx_fail_and_are_tried_again(status: int, wait: float | None) -> None:
     found = answered(status, {} if wait is None else {"retry-after": "7"})
@@ -54,22 +54,22 @@ def test_other_4xx_fail_and_are_tried_again(status: int, wait: float | None) -> 
     assert found.reason.startswith(f"answered {status}")
 
 
-@pytest.mark.parametrize("status", [100, 101, 199, 500, 501, 505, 507, 511, 520, 599, 600, 999])
+@pytest.mark.parametrize("status", [100, 101, 199, 500, 501, 505, 507, 511, 519, 528, 529, 531, 599, 600, 999])
 def test_other_statuses_fail(status: int) -> None:
     found = answered(status)
     assert isinstance(found, Failed)
     assert found.attempt == attempt(f"http_{status}")
 
 
-def test_400_is_refused_and_others_when_the_settings_say_so() -> None:
-    assert answered(400) == Refused("answered 400 Bad Request", 400, attempt("http_400"))
+def test_statuses_are_refused_or_accepted_when_the_settings_say_so() -> None:
     policy = ResponsePolicy(permanent=frozenset((422, 500)))
     assert answered(422, policy=policy) == Refused("answered 422 Unprocessable Entity", 422, attempt("http_422"))
     assert answered(500, policy=policy) == Refused("answered 500 Internal Server Error", 500, attempt("http_500"))
     assert isinstance(answered(400, policy=policy), Failed)
+    assert answered(409, policy=ResponsePolicy(accepted=frozenset((409,)))) is DELIVERED
 
 
-@pytest.mark.parametrize("status", [502, 503, 504])
+@pytest.mark.parametrize("status", [502, 503, 504, *range(520, 528), 530])
 def test_gateways_without_a_destination_are_unavailable(status: int) -> None:
     found = answered(status)
     assert isinstance(found, Unavailable)
@@ -77,7 +77,7 @@ def test_gateways_without_a_destination_are_unavailable(status: int) -> None:
     assert found.attempt == attempt(f"http_{status}")
 
 
-@pytest.mark.parametrize("status", [502, 504])
+@pytest.mark.parametrize("status", [502, 504, 521])
 def test_gateways_may_say_when_to_come_back(status: int) -> None:
     found = answered(status, {"retry-after": "9"})
     assert isinstance(found, Unavailable)

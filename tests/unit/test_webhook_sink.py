@@ -161,7 +161,7 @@ async def test_an_event_whose_request_cannot_be_made_is_refused_without_its_text
         (say(429, ("Retry-After", "3")), Unavailable("answered 429 Too Many Requests", 429, 3.0, throttled=True)),
         (say(503), Unavailable("answered 503 Service Unavailable", 503)),
         (say(410), Unavailable("answered 410 Gone: it wants no more events", 410, gone=True)),
-        (say(400, body=b"no such order"), Refused("answered 400 Bad Request", 400)),
+        (say(400, body=b"no such order"), Failed("answered 400 Bad Request", 400)),
         (say(404), Failed("answered 404 Not Found", 404)),
         (say(500, ("retry-after", "1"), ("retry-after", "2")), Failed("answered 500 Internal Server Error", 500)),
         (

@@ -205,7 +205,8 @@ async def test_case_58_after_a_410_the_sink_pauses_and_when_resumed_nothing_is_l
 
 async def test_case_59_an_event_that_is_always_400_stops_nobody_but_itself(database: Database) -> None:
     with Receiver(chosen(_dislikes(b'{"n":3}', say(400, body=b"no")))) as receiver:
-        async with running(database.dsn, (spec("crm"), a_sink(receiver.url))) as harness:
+        crm = a_sink(receiver.url, permanent_statuses=[400])
+        async with running(database.dsn, (spec("crm"), crm)) as harness:
             emit(database, [f"k{n % 3}" for n in range(30)])
             await has_all(receiver, 30)
             await harness.settled(60)
@@ -321,7 +322,7 @@ async def test_case_62_while_two_secrets_sign_either_verifies_and_after_its_end_
 
 RESULTS: dict[str, tuple[Behaviour, type, str]] = {
     "201": (say(201), type(DELIVERED), ""),
-    "400 is for ever": (say(400), Refused, "http_400"),
+    "400": (say(400), Failed, "http_400"),
     "401": (say(401), Failed, "http_401"),
     "404": (say(404), Failed, "http_404"),
     "408": (say(408), Failed, "http_408"),
@@ -331,6 +332,7 @@ RESULTS: dict[str, tuple[Behaviour, type, str]] = {
     "502": (say(502), Unavailable, "http_502"),
     "503": (say(503), Unavailable, "http_503"),
     "504": (say(504), Unavailable, "http_504"),
+    "521": (say(521), Unavailable, "http_521"),
     "507": (say(507), Failed, "http_507"),
     "410": (say(410), Unavailable, "endpoint_disabled"),
     "the receiver gives the message up": (

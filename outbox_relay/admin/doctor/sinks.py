@@ -14,7 +14,7 @@ OLDEST_SECONDS = 300.0
 VERY_OLD_SECONDS = 3600.0
 """Age from which that is critical."""
 CIRCUIT_SECONDS = 300.0
-"""Time without a closed circuit from which it counts as a destination that is down."""
+"""Time without a closed circuit from which a destination that is down is critical."""
 UNOWNED_SECONDS = 30.0
 """Time without an owner from which a shard is reported: two default leases. Less is normal after a relay stopped."""
 SHARDS = 64
@@ -114,9 +114,10 @@ def _sink(name: str, sink: Mapping[str, Any], oldest_seconds: float) -> Iterator
             f"run outbox-relay resume {name} once the cause is fixed",
         )  # fmt: skip
     circuit_seconds = sink["circuit_seconds"] or 0.0
-    if sink["circuit"] != "closed" and circuit_seconds > CIRCUIT_SECONDS:
+    if sink["circuit"] != "closed":
+        severity = "critical" if circuit_seconds > CIRCUIT_SECONDS else "warning"
         yield Finding(
-            "destination-down", "critical", f"the destination of sink {name} is down",
+            "destination-down", severity, f"the destination of sink {name} is down",
             f"the circuit has not been closed for {duration(circuit_seconds)}; last error: {sink['last_error']}",
             "repair the destination; delivery resumes by itself, and nothing is lost meanwhile",
         )  # fmt: skip

@@ -1,8 +1,9 @@
 """Turn a response, or the lack of one, into the verdict of the event. Pure: the caller passes the time.
 
-A response of 200 to 299 delivers, whatever becomes of its body. The destination is ``Unavailable``, and no attempt of
-the event is counted, when nothing can have been processed (names, connections, TLS, addresses that are not dialled) or
-the destination says so (429, 502, 503, 504, 410). Everything else is the event's failure: ``Refused`` when the
+A response of 200 to 299, or of a status that the settings accept, delivers, whatever becomes of its body. The
+destination is ``Unavailable``, and no attempt of the event is counted, when nothing can have been processed (names,
+connections, TLS, addresses that are not dialled) or it or its gateway says so (429, 502 to 504, 520 to 527, 530, 410).
+Everything else is the event's failure: ``Refused`` when the
 settings call the status permanent or the receiver asks for no more attempts, else ``Failed``.
 
 An address that is not dialled counts as unavailable: nothing was sent, no event is to blame, and names can be mended.
@@ -21,7 +22,8 @@ from urllib.parse import urlsplit
 from outbox_relay.domain.outcomes import DELIVERED, Attempt, Failed, Refused, Unavailable, Verdict
 from outbox_relay.sinks.webhook.response import NoResponse, Response, status_text
 
-_GATEWAY = frozenset((502, 503, 504))
+GATEWAY = frozenset((502, 503, 504, *range(520, 528), 530))
+"""Statuses of gateways whose origin does not answer. Those from 520 on are those of Cloudflare."""
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 _DATES = ("%a, %d %b %Y %H:%M:%S GMT", "%A, %d-%b-%y %H:%M:%S GMT", "%a %b %d %H:%M:%S %Y")
 """The three forms of a date in HTTP (RFC 9110, 5.6.7), the last two obsolete but still in use."""
@@ -35,11 +37,12 @@ ToText = Callable[[bytes], str | None]
 class ResponsePolicy:
     """The meaning of responses, by the settings.
 
-    ``permanent`` are the statuses after which an event is dead at once; ``retry_after_max_seconds`` caps the wait that
-    ``retry-after`` asks for.
+    ``accepted`` are further statuses that deliver, and ``permanent`` those after which an event is dead at once.
+    ``retry_after_max_seconds`` caps the wait that ``retry-after`` asks for.
     """
 
-    permanent: frozenset[int] = frozenset((400,))
+    accepted: frozenset[int] = frozenset()
+    permanent: frozenset[int] = frozenset()
     retry_after_max_seconds: float = 3600.0
 
 
@@ -47,7 +50,7 @@ def verdict(outcome: Response | NoResponse, policy: ResponsePolicy, to_text: ToT
     """Return the verdict of the event whose request had ``outcome``. ``now`` is the unix time of that, in seconds."""
     if isinstance(outcome, NoResponse):
         return _of_no_response(outcome)
-    if 200 <= outcome.status <= 299:
+    if 200 <= outcome.status <= 299 or outcome.status in policy.accepted:
         return DELIVERED
     return _of_failure(outcome, policy, to_text, now)
 
@@ -78,7 +81,7 @@ def _of_failure(response: Response, policy: ResponsePolicy, to_text: ToText, now
         return Unavailable(f"{said}: it wants no more events", status, None, attempt("endpoint_disabled"), gone=True)
     if status == HTTPStatus.TOO_MANY_REQUESTS or (status == HTTPStatus.SERVICE_UNAVAILABLE and wait is not None):
         return Unavailable(said, status, wait, attempt(), throttled=True)
-    if status in _GATEWAY:
+    if status in GATEWAY:
         return Unavailable(said, status, wait, attempt())
     if 300 <= status <= 399:
         return Failed(f"{said}{_target(response)}; redirects are not followed", status, wait, attempt("redirect"))

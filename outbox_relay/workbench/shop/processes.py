@@ -45,6 +45,7 @@ allow_http = true
 max_in_flight = {max_in_flight}
 allow_networks = ["127.0.0.0/8"]
 timeout_seconds = {timeout_seconds}
+permanent_statuses = [400]
 
 [routes]
 "order.*" = ["events", "crm"]
