@@ -39,11 +39,14 @@ COPY --from=build /opt/outbox-relay /opt/outbox-relay
 ENV PATH=/opt/outbox-relay/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
-    OUTBOX_RELAY_CONFIG=/etc/outbox-relay/relay.toml
+    OUTBOX_RELAY_CONFIG=/etc/outbox-relay/relay.toml \
+    OUTBOX_RELAY_HTTP__LISTEN=0.0.0.0:8080
 
 USER 10001:10001
 EXPOSE 8080
 STOPSIGNAL SIGTERM
-HEALTHCHECK --interval=10s --timeout=5s --start-period=15s --retries=3 CMD ["outbox-relay", "health"]
+# Is the process alive? A database that is down is no reason to restart it. bash asks, because Python takes longer to start.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=15s --retries=3 CMD ["bash", "-c", \
+    "exec 3<>/dev/tcp/localhost/${OUTBOX_RELAY_HTTP__LISTEN##*:} && printf 'GET /livez HTTP/1.0\\r\\n\\r\\n' >&3 && read -r _ status _ <&3 && [ \"$status\" = 200 ]"]
 ENTRYPOINT ["outbox-relay"]
 CMD ["run"]

@@ -60,6 +60,7 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     ('relay', 'function', '{queue_due_rows}', null, 'EXECUTE'),
     -- read
     ('relay', 'function', '{arm, home}', null, 'EXECUTE'),
+    ('read', 'function', '{home}', null, 'EXECUTE'),
     -- rename
     ('operate', 'function', '{rename_sink}', null, 'EXECUTE'),
     -- replays

@@ -73,7 +73,7 @@ def _last_error(name: str, sink: dict[str, Any]) -> str | None:
     if sink["last_error"]:
         return f"last error of {name}{when}: {sink['last_error']}"
     if mended is not None and mended < MENDED_SECONDS:
-        return f"last error of {name}{when}: mended {duration(mended)} ago"
+        return f"last error of {name}{when}, over for {duration(mended)}: {sink['mended_error']}"
     return None
 
 

@@ -113,7 +113,7 @@ def _description(sink: dict[str, Any], shard: int | None) -> str:
 def _parked(sink: dict[str, Any]) -> str:
     match sink["state"]:
         case "waiting" if "relay" in sink:
-            return f"under way at relay {sink['relay']}, leased for {duration(sink['lease_seconds'])}"
+            return f"under way at relay {sink['relay']}, leased for another {duration(sink['lease_seconds'])}"
         case "waiting":
             return f"waiting, due {_due(sink)}{_behind(sink)}"
         case "scheduled":
@@ -127,7 +127,7 @@ def _parked(sink: dict[str, Any]) -> str:
 def _owner(sink: dict[str, Any]) -> str:
     if sink["owner"] is None:
         return "which no relay owns"
-    return f"owned by {sink['owner']} for {duration(sink['lease_seconds'])}"
+    return f"owned by {sink['owner']}, leased for another {duration(sink['lease_seconds'])}"
 
 
 def _behind(sink: dict[str, Any]) -> str:

@@ -54,7 +54,7 @@ async def status(store: Store) -> dict[str, Any]:
     - ``paused_reason``: the reason for which a relay paused the sink, or None.
     - ``last_error``: the last error of the destination; None if there is none, or if it is over: the circuit is closed,
       and an event was delivered after the error. ``last_error_at`` and ``last_error_mended_at`` are the times of the
-      error and of its end by the database's clock, each with its age in seconds.
+      error and of its end by the database's clock, each with its age in seconds. ``mended_error`` is one that is over.
     - ``unowned``: the number of shards without an owner.
     - ``missing_positions``: the number of shards without a position, which no relay serves. The whole log counts as
       their backlog.
@@ -184,6 +184,7 @@ def _last_error(sink: Any) -> dict[str, Any]:
         "last_error": sink.last_error,
         "last_error_at": _time(sink.last_error_at),
         "last_error_seconds_ago": _seconds(sink.error_seconds if sink.last_error_at else None),
+        "mended_error": sink.mended_error,
         "last_error_mended_at": _time(sink.last_error_mended_at),
         "last_error_mended_seconds_ago": _seconds(sink.mended_seconds),
     }

@@ -144,7 +144,7 @@ def _health(arguments: argparse.Namespace) -> int:
     host, port = address
     if port == 0:
         raise ConfigurationError("http.listen: port 0 means any free port, which cannot be asked: name a port")
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - listens anywhere, asked at loopback
+    host = {"0.0.0.0": "127.0.0.1", "::": "localhost"}.get(host, host)  # noqa: S104 - listens anywhere, asked at loopback
     try:
         status, body = _get(host, port, "/readyz")
     except (OSError, UnicodeError, http.client.HTTPException) as error:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 from uuid import UUID
 
 from sqlalchemy import Connection
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
 from outbox_relay import emit_spans
@@ -45,6 +44,11 @@ from outbox_relay.inbox_marks import (
     uid_of,
 )
 
+if TYPE_CHECKING:  # imported when it is used, because it needs greenlet, which plain SQLAlchemy does not install
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+
+    AsyncCaller: TypeAlias = AsyncSession | async_scoped_session[Any] | AsyncConnection
+
 __all__ = [
     "Event",
     "InvalidEvent",
@@ -66,7 +70,6 @@ __all__ = [
 ]
 
 Caller: TypeAlias = Session | scoped_session[Any] | Connection
-AsyncCaller: TypeAlias = AsyncSession | async_scoped_session[Any] | AsyncConnection
 
 REMEDY: Final = "with engine.begin() as conn:"
 """The remedy for a call in autocommit mode."""
@@ -213,7 +216,7 @@ def once(conn: Caller, consumer: str, uid: UUID | str) -> bool:
 async def aonce(conn: AsyncCaller, consumer: str, uid: UUID | str) -> bool:
     """Mark an event in the transaction of an asynchronous session or connection, as :func:`once` does."""
     caller, mark = _async_caller(conn, "once"), mark_of(consumer, uid)
-    connection = caller if isinstance(caller, AsyncConnection) else await caller.connection()
+    connection = await _async_connection(caller, flush=False)
     return await connection.run_sync(insert_mark, mark, f"async {REMEDY}")
 
 
@@ -229,6 +232,8 @@ def _caller(conn: object, name: str = "emit") -> Session | Connection:
 
 
 def _async_caller(conn: object, name: str = "emit") -> AsyncSession | AsyncConnection:
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+
     found = cast("async_scoped_session[AsyncSession]", conn)() if isinstance(conn, async_scoped_session) else conn
     if isinstance(found, AsyncSession | AsyncConnection):
         return found
@@ -250,9 +255,12 @@ def _connection(caller: Session | Connection) -> Connection:
     return caller.connection()
 
 
-async def _async_connection(caller: AsyncSession | AsyncConnection) -> AsyncConnection:
-    """Return the connection of the caller's transaction, after the changes of a session are written."""
+async def _async_connection(caller: AsyncSession | AsyncConnection, *, flush: bool = True) -> AsyncConnection:
+    """Return the connection of the caller's transaction, after the changes of a session are written if asked to."""
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
     if isinstance(caller, AsyncConnection):
         return caller
-    await caller.flush()
+    if flush:
+        await caller.flush()
     return await caller.connection()

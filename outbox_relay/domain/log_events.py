@@ -35,6 +35,7 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "config.reload_pending": "the configuration is not reloaded yet",
         "config.waits": "the sink starts no other event until its requests in flight end",
         "config.reload_refused": "the configuration was not reloaded; nothing has changed",
+        "config.restart_needed": "the file is right, and takes effect when this relay is restarted",
         "config.not_recorded": "the settings are not recorded",
         "config.superseded": "another configuration of this sink is in force; draining",
         # Metrics

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from psycopg import sql
-
 from outbox_relay.domain.errors import DatabaseUnusable
 from outbox_relay.postgres.schema_versions import BASELINE, SCHEMA_FOLDER, Migration, migrations, newest_version
 
@@ -272,6 +270,8 @@ def step_sql(step: Migration) -> str:
 
 def grant_sql(kind: str, role: str) -> str:
     """Return the statement that records a grant. It fails with SQLSTATE 42704 if the role does not exist."""
+    from psycopg import sql  # the migrations of an application that has only psycopg2 grant nothing
+
     name = sql.Literal(sql.Identifier(role).as_string()).as_string()
     return (
         f"insert into outbox.grantee (role_name, kind) select r.rolname, '{kind}' from pg_roles r "  # noqa: S608 - quoted

@@ -177,7 +177,8 @@ def verify(folder: Folder, part: Part, form: str) -> None:
 
 def main() -> None:
     """Run the task that stdin names, print the manifest's counts or an error as JSON, and end the process."""
-    os.nice(NICENESS)
+    with suppress(OSError):  # a system call filter may forbid it, and the archive does not depend on it
+        os.nice(NICENESS)
     os.umask(0o077)
     task = Task(**json.loads(sys.stdin.readline()))
     threading.Thread(target=_end_with_parent, daemon=True).start()

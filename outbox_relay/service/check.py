@@ -159,16 +159,14 @@ async def _check_sink(
         await sink.open()
         if problem := await sink.check():
             findings.problems.append(f"sinks.{name}: {problem}")
-        elif warning := await _payload_size_warning(sink, payload_bytes):
+        elif warning := await _online_warning(sink, payload_bytes):
             findings.warnings.append(f"sinks.{name}: {warning}")
     finally:
         await sink.close()
 
 
-async def _payload_size_warning(sink: Sink, payload_bytes: int | None) -> str | None:
-    """Return a warning if the database accepts payloads that the sink refuses, or None."""
+async def _online_warning(sink: Sink, payload_bytes: int | None) -> str | None:
+    """Return a warning about a topic, or about payloads that the database accepts and the sink refuses; or None."""
     from outbox_relay.sinks.kafka import KafkaSink
 
-    if payload_bytes is None or not isinstance(sink, KafkaSink):
-        return None
-    return await sink.payload_size_warning(payload_bytes)
+    return await sink.online_warning(payload_bytes) if isinstance(sink, KafkaSink) else None

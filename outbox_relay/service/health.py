@@ -45,6 +45,8 @@ ACCEPT_PAUSE_SECONDS = 1.0
 """Time after which connections are accepted again, once the process has had no resources for one."""
 NO_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 """Errors of ``accept`` that hold for the next connection too. Linux also reports errors of the connection itself."""
+ANY = "::"
+"""The host for every address, of IPv6 and IPv4."""
 QUEUE_CONNECTIONS = 1024
 """Size of the kernel's queue of connections. A client that finds it full tries again after a second."""
 LOG_INTERVAL_SECONDS = 10.0
@@ -89,6 +91,13 @@ NOT_RENDERED = _json(500, {"error": "the metrics could not be rendered"})
 """The answer to a request for metrics after an error."""
 
 
+def listen_anywhere(port: int, backlog: int) -> socket.socket:
+    """Return a socket that listens at every address of this machine, of IPv6 and IPv4. Raises OSError."""
+    if not socket.has_dualstack_ipv6():  # a kernel without IPv6
+        return socket.create_server(("", port), backlog=backlog)
+    return socket.create_server((ANY, port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True)
+
+
 class Health:
     """Listens at ``address``. ``ready`` returns the answer of ``/readyz``, and ``metrics`` that of ``/metrics``.
 
@@ -112,10 +121,13 @@ class Health:
     async def start(self) -> tuple[str, int]:
         """Listen, and return host and port. Raises OSError if the address cannot be used."""
         host, port = self._address
-        # asyncio only resolves the name and binds the sockets.
-        binding = await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port, start_serving=False)
-        self._listening = [socket.socket(fileno=os.dup(bound.fileno())) for bound in binding.sockets]
-        binding.close()
+        if host == ANY:
+            self._listening = [listen_anywhere(port, QUEUE_CONNECTIONS)]
+        else:
+            # asyncio only resolves the name and binds the sockets, those of IPv6 without IPv4.
+            binding = await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port, start_serving=False)
+            self._listening = [socket.socket(fileno=os.dup(bound.fileno())) for bound in binding.sockets]
+            binding.close()
         for listening in self._listening:
             listening.setblocking(False)
             listening.listen(QUEUE_CONNECTIONS)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, MutableMapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from outbox_relay.domain.errors import ConfigurationError
+from outbox_relay.domain.errors import ConfigurationError, RestartNeeded
 from outbox_relay.domain.file_reading import FILES, sink_files
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.relay.lag_watch import LagWatch
@@ -129,8 +129,8 @@ class Reload:
     async def read(self) -> NewConfiguration:
         """Read the settings and every file that they name, and make the sinks that change. Apply none of it.
 
-        Raises ``ConfigurationError`` for a wrong setting, for a handler that cannot be imported, and if every change
-        needs a restart.
+        Raises ``ConfigurationError`` for a wrong setting, for a handler that cannot be imported, and as
+        ``RestartNeeded`` if every change needs a restart.
         """
         new = await self._read(await FILES.acall(self._read_settings))
         remade = list(new.remade.values())
@@ -156,7 +156,7 @@ class Reload:
         taken = [dotted(path) for path in applied(old, wanted)]
         left = [dotted(path) for path in not_applied(old, wanted)]
         if left and not taken:
-            raise ConfigurationError("; ".join(restart_needed(old, wanted)))
+            raise RestartNeeded("; ".join(restart_needed(old, wanted)))
         settings = merged(old, wanted)
         webhooks = Webhooks(settings, self._own_addresses)
         remade = {

@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 
 from structlog.stdlib import BoundLogger
 
+from outbox_relay.domain.errors import RestartNeeded
 from outbox_relay.service.logs import reason
 
 T = TypeVar("T")
@@ -89,7 +90,7 @@ class ReloadLoop(Generic[T]):
             self._logged_at = float("-inf")
         except Exception as error:  # no error in a file may end the relay
             self._newest_refused = True
-            self._log_refusal(reason(error))
+            self._log_refusal(reason(error), is_right=isinstance(error, RestartNeeded))
 
     async def _try(self, new: T) -> None:
         """Apply ``new``; it stays pending if that raises, since the database may have it."""
@@ -112,6 +113,9 @@ class ReloadLoop(Generic[T]):
             self._log.warning("config.reload_pending", reason=reason(error))
         self._pause = min(self._pause * 2, PAUSE_MAX_SECONDS)
 
-    def _log_refusal(self, why: str) -> None:
+    def _log_refusal(self, why: str, *, is_right: bool = False) -> None:
         self._last_successful = False
-        self._log.error("config.reload_refused", reason=why)
+        if is_right:
+            self._log.warning("config.restart_needed", reason=why)
+        else:
+            self._log.error("config.reload_refused", reason=why)

@@ -100,7 +100,10 @@ class HttpSettings(Section):
     """The listener for health checks."""
 
     listen: Annotated[str | None, BeforeValidator(blank_is_none)] = None
-    """The address to listen at, "HOST:PORT" or "[IPV6]:PORT"; port 0 is any free port; empty or left out: none."""
+    """The address to listen at, "HOST:PORT" or "[IPV6]:PORT", "[::]:PORT" for every address of IPv6 and IPv4.
+
+    Port 0 is any free port; empty or left out: none.
+    """
 
     @field_validator("listen")
     @classmethod

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from outbox_relay.domain.errors import ConfigurationError
+from outbox_relay.service.health import ANY, listen_anywhere
 from outbox_relay.service.logs import logger
 from outbox_relay.ui.access import Access, Anyone, Basic, Tokens, TrustedProxy, read_networks
 from outbox_relay.ui.app import build_app
@@ -116,11 +117,11 @@ def serve(serving: Serving, dsn: Callable[[], str], *, pooler: bool, say: Callab
     app = application(serving, dsn, pooler=pooler)
     host, port = serving.address
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listening.bind((host, port))
-        listening.listen(CONNECTIONS_MOST)
+        if host == ANY:
+            listening = listen_anywhere(port, CONNECTIONS_MOST)
+        else:
+            listening = socket.create_server((host, port), family=family, backlog=CONNECTIONS_MOST)
     except OSError as error:
         raise ConfigurationError(f"--listen {host}:{port}: {error.strerror or error}") from None
     shown = f"[{host}]" if ":" in host else host

@@ -131,14 +131,6 @@ def test_python_runs(block: Block, database: Database) -> None:
         assert conn.execute("select count(*) > 0 from outbox.event").fetchone() == (True,)
 
 
-@pytest.mark.parametrize("block", of("dockerfile"), ids=str)
-def test_health_checks_are_commands(block: Block) -> None:
-    [words] = re.findall(r"^HEALTHCHECK .*CMD (\[.*\])$", block.text, re.MULTILINE)
-    program, *rest = json.loads(words)
-    assert program == "outbox-relay"
-    parse(rest)
-
-
 # -- command lines ----------------------------------------------------------------------------------------------------
 
 LINES = [(b, line) for b in blocks() if b.language in ("sh", "console", "text") for line in commands(b)]
@@ -215,7 +207,7 @@ def _exists(words: list[str], page: str) -> None:
 
 
 def test_every_block_is_covered() -> None:
-    run_here = {"toml", "json", "sh", "console", "sql", "python", "dockerfile"}
+    run_here = {"toml", "json", "sh", "console", "sql", "python"}
     for block in blocks():
         covered = block.language in run_here or (block.page, block.language) in ELSEWHERE
         covered = covered or (block.language == "text" and bool(commands(block)))

@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 
 from outbox_relay.postgres.listener import WRONG_DATABASE
+from outbox_relay.workbench.embedded.broker import Broker
 from outbox_relay.workbench.embedded.ports import free_port
 from tests.support.command import Ended, inside
 from tests.support.database import Database
+from tests.support.kafka import KafkaBroker
 from tests.support.receiver import Receiver
-from tests.support.relay_config import webhook_config
+from tests.support.relay_config import kafka_config, webhook_config
 from tests.support.roles import new_role
 
 
@@ -25,7 +27,8 @@ def check(directory: Path, text: str) -> Ended:
     file = directory / "relay.toml"
     file.write_text(text)
     file.chmod(0o600)
-    (directory / "secrets").chmod(0o600)
+    if (secrets := directory / "secrets").exists():
+        secrets.chmod(0o600)
     return inside("check", "--online", "-c", file)
 
 
@@ -74,3 +77,20 @@ def test_a_database_that_does_not_answer_is_a_failure_unless_something_else_is_w
     ended = check(tmp_path, listening(webhook_config(database.dsn, receiver, tmp_path), away))
     assert (ended.code, ended.out, len(ended.err.splitlines())) == (1, "", 1)
     assert ended.err.startswith("database.listen_dsn: ")
+
+
+def test_a_topic_that_brokers_may_create_is_a_warning(database: Database, tmp_path: Path) -> None:
+    """Brokers that do not tell their settings may create it for its first record."""
+    with Broker() as broker:
+        ended = check(tmp_path, kafka_config(database.dsn, broker, "shop.new"))
+    assert ended.code == 0, ended.err
+    assert "warning: sinks.events: topic shop.new does not exist, and the brokers do not tell" in ended.err
+    assert "UNKNOWN" not in ended.err
+
+
+@pytest.mark.slow  # it starts a broker
+def test_a_topic_that_brokers_do_not_create_is_a_problem(database: Database, tmp_path: Path) -> None:
+    with KafkaBroker({"auto.create.topics.enable": "false"}) as broker:
+        ended = check(tmp_path, kafka_config(database.dsn, broker, "shop.new"))
+    assert ended.code == 2
+    assert "sinks.events: topic shop.new: UNKNOWN_TOPIC_OR_PART" in ended.err

@@ -14,7 +14,7 @@ import pytest
 
 from outbox_relay import outbox
 from tests.support.child_processes import END_SECONDS, ChildProcess, reachable
-from tests.support.command import outbox_relay
+from tests.support.command import inside, outbox_relay
 from tests.support.kafka.records import consume
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.postgres import PostgresServer
@@ -74,6 +74,7 @@ def test_data_stay_from_one_start_to_the_next_and_a_relay_delivers_to_the_broker
     try:
         with psycopg.connect(dev.addresses["dsn"]) as connection:
             connection.execute("create table orders (id bigint)")
+            assert inside("doctor", "--dsn", dev.addresses["dsn"]).out == "no problems found\n"
             uid = outbox.emit(connection, "order.created", {"id": 1}, key="order-1")
         second = outbox_relay("dev", *dev.arguments())
         assert (second.code, second.out) == (2, "")

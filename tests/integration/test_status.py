@@ -384,6 +384,7 @@ async def test_an_error_that_is_over_is_null_and_has_its_times(books: Ledger) ->
     assert mended is not None
     assert mended >= str(at)
     assert (await sink(books))["last_error_mended_seconds_ago"] < 30
+    assert (await sink(books))["mended_error"] == "broker away"
     [row] = await books.store.sinks(["s"])
     assert not row.last_error_open
     await books.store.record_circuit("s", "closed", "topic a: unknown", None, 0)

@@ -90,7 +90,7 @@ def test_a_line_of_the_users_file_is_printed() -> None:
 
 
 @contextmanager
-def serving(*options: str) -> Generator[tuple[subprocess.Popen[str], int]]:
+def serving(*options: str, listen: str = "127.0.0.1:0") -> Generator[tuple[subprocess.Popen[str], int]]:
     """Serve the page in a process, and return it with its port."""
     command = [
         sys.executable,
@@ -100,7 +100,7 @@ def serving(*options: str) -> Generator[tuple[subprocess.Popen[str], int]]:
         "--dsn",
         "host=/nowhere",
         "--listen",
-        "127.0.0.1:0",
+        listen,
         *options,
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -111,13 +111,22 @@ def serving(*options: str) -> Generator[tuple[subprocess.Popen[str], int]]:
             process.kill()
 
 
-def answered(port: int, path: str, **headers: str) -> tuple[int, str]:
+def answered(port: int, path: str, host_address: str = "127.0.0.1", **headers: str) -> tuple[int, str]:
     """Return the status and the content of an answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection(host_address, port, timeout=30)
     with closing(connection):
         connection.request("GET", path, headers=headers)
         answer = connection.getresponse()
         return answer.status, answer.read().decode()
+
+
+def test_every_address_is_of_both_families(tmp_path: Path) -> None:
+    users = tmp_path / "users"
+    users.write_text(inside("ui-user", "anna", "operator", stdin=b"correct horse battery\n").out)
+    users.chmod(0o600)
+    with serving("--auth", "basic", "--users", str(users), listen="[::]:0") as (_, port):
+        for host in ("127.0.0.1", "::1"):
+            assert answered(port, "/", host)[0] == 401
 
 
 def test_a_process_serves_the_page_until_a_signal_and_needs_no_database_to_start() -> None:

@@ -129,7 +129,7 @@ def test_the_relay_listens_where_its_port_leads() -> None:
     assert address is not None
     (port,) = SERVICES["relay"]["ports"]
     at, _, inside = port.rpartition(":")
-    assert address == ("0.0.0.0", int(inside))  # noqa: S104 - inside a container
+    assert address == ("::", int(inside))
     assert at.startswith("127.0.0.1:"), "nobody but this machine"
 
 
@@ -159,6 +159,6 @@ def test_our_containers_have_no_rights_to_lose(name: str) -> None:
 def test_only_the_relay_is_asked_for_its_health() -> None:
     for name in OURS:
         if name == "relay":
-            assert SERVICES[name]["healthcheck"]["test"] == ["CMD", "outbox-relay", "health"]
+            assert "test" not in SERVICES[name]["healthcheck"], "that of the image"
         else:
             assert SERVICES[name]["healthcheck"] == {"disable": True}

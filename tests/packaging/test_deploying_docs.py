@@ -1,6 +1,8 @@
 """docs/deploying.md: what it shows is held against the image, the relay's settings and the command line."""
 
+import asyncio
 import configparser
+import json
 import os
 import re
 import shlex
@@ -13,9 +15,11 @@ import pytest
 from ruamel.yaml import YAML
 
 from outbox_relay import settings
+from outbox_relay.service.health import Health
 from tests.packaging import compose
 from tests.packaging.compose import ROOT
 from tests.support.command import inside
+from tests.support.logs import RecordedLog
 
 PAGE = (ROOT / "docs/deploying.md").read_text(encoding="utf-8")
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
@@ -67,6 +71,22 @@ def test_the_probes_ask_what_the_relay_answers() -> None:
     for probe, path in (("livenessProbe", "/livez"), ("readinessProbe", "/readyz")):
         assert relay[probe]["httpGet"] == {"path": path, "port": "http"}
         assert f'"{path}"' in source
+
+
+@pytest.mark.parametrize("status", [200, 503])
+async def test_the_image_asks_whether_the_process_is_alive(status: int) -> None:
+    """Not whether its database answers, which a restart would not repair."""
+    command = re.sub(r"\\\n", "", DOCKERFILE).partition("HEALTHCHECK ")[2].partition("CMD ")[2].splitlines()[0]
+    listener = Health(("::", 0), lambda: (status == 200, {}), None, RecordedLog())
+    _, port = await listener.start()
+
+    async def code() -> int:
+        environment = {**os.environ, "OUTBOX_RELAY_HTTP__LISTEN": f"[::]:{port}"}
+        return await (await asyncio.create_subprocess_exec(*json.loads(command), env=environment)).wait()
+
+    assert await code() == 0
+    await listener.stop()
+    assert await code() == 1
 
 
 @pytest.mark.parametrize("kind", ["Job", "Deployment"])

@@ -39,8 +39,9 @@ def test_what_the_image_says(image: Image) -> None:
     assert config["Cmd"] == COMMAND
     assert config["User"] == f"{USER}:{USER}", "a number, so that an orchestrator can tell that it is not root"
     assert config["StopSignal"] == "SIGTERM"
-    assert config["Healthcheck"]["Test"] == ["CMD", "outbox-relay", "health"]
-    assert {f"OUTBOX_RELAY_CONFIG={CONFIG}", "PYTHONUNBUFFERED=1"} <= set(config["Env"])
+    assert config["Healthcheck"]["Test"][:2] == ["CMD", "bash"]
+    variables = {f"OUTBOX_RELAY_CONFIG={CONFIG}", "OUTBOX_RELAY_HTTP__LISTEN=0.0.0.0:8080", "PYTHONUNBUFFERED=1"}
+    assert variables <= set(config["Env"])
     assert not [entry for entry in config["Env"] if "PIP_" in entry], "settings of the build"
     assert "8080/tcp" in config["ExposedPorts"]
     assert config["Labels"]["org.opencontainers.image.licenses"] == "Apache-2.0"
@@ -76,6 +77,7 @@ def test_the_services_of_compose_do_their_work(
         shopping.set_up(stack)
         receiver, relay = shopping.open_relay(stack)
         assert user_of(relay) == user_of(receiver) == {USER}
+        assert stack.run("relay", *image.config["Healthcheck"]["Test"][1:]).returncode == 0
         shopping.look(stack)
         shopping.trade(stack, receiver, relay)
         shopping.close(stack, receiver, relay)

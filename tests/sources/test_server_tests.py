@@ -37,10 +37,10 @@ OTHER_FILES = {
         ui_server why_key
     """,
     "processes: their files, signals, clients, memory and destinations": """
-        blocking_files both_sinks chaos_replays client_trouble demo_processes destination_down
-        handlers_example health_flood kafka_security limits_service memory_limit metrics nats_example
-        notices_service plugins python_sink queue_service reload reload_clients reload_service service
-        stopping stopping_service trace_export traces webhook_service
+        blocking_files both_sinks chaos_replays client_trouble confinement demo_processes destination_down
+        doctor_troubles handlers_example health_flood kafka_security limits_service memory_limit metrics
+        nats_example notices_service plugins python_sink queue_service reload reload_clients reload_service
+        service stopping stopping_service trace_export traces webhook_service
     """,
     "drivers and frameworks of applications": """
         connection contrib_asyncpg contrib_django contrib_sqlalchemy emit_traces inbox_docs inbox_sqlalchemy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.kafka import KafkaBroker
+from outbox_relay.workbench.embedded.broker import Broker
 from tests.support.receiver import Receiver
 from tests.support.receiver.signatures import SECRET
 
@@ -81,7 +81,7 @@ probe_max_seconds = 1
 """
 
 
-def kafka_config(dsn: str, kafka: KafkaBroker, topic: str, lease_seconds: int = 15) -> str:
+def kafka_config(dsn: str, kafka: Broker, topic: str, lease_seconds: int = 15) -> str:
     """Return a configuration with one Kafka sink for every type."""
     return KAFKA.format(dsn=dsn, lease=lease_seconds, topic=topic, bootstrap=kafka.bootstrap)
 

@@ -19,7 +19,7 @@ PACKAGE = Path(sinks.__file__).parent
 SINK: dict[str, Any] = {
     "backlog": 0, "oldest_seconds": 0.0, "dead": 0, "circuit": "closed", "circuit_seconds": None, "paused": False,
     "rate_per_second": None, "max_in_flight_total": None,
-    "paused_reason": None, "last_error": None, "missing_positions": 0,
+    "paused_reason": None, "last_error": None, "missing_positions": 0, "waiting": 0, "held": 0,
 }  # fmt: skip
 RELAY = {"name": "r", "version": "1", "seen_seconds_ago": 1.0, "shards": {"s": 64}}
 SERVER: dict[str, Any] = {

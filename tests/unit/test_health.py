@@ -37,14 +37,29 @@ async def listening(
         await listener.stop()
 
 
-async def sent(port: int, request: bytes) -> bytes:
+async def sent(port: int, request: bytes, host: str = "127.0.0.1") -> bytes:
     """Everything that is answered to `request` until the listener ends the connection."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection(host, port)
     writer.write(request)
     try:
         return await asyncio.wait_for(reader.read(), 30)
     finally:
         writer.close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_every_address_is_of_both_families(host: str) -> None:
+    listener = Health(("::", 0), lambda: (True, {}), None, RecordedLog())
+    _, port = await listener.start()
+    try:
+        assert (await sent(port, b"GET /livez HTTP/1.1\r\n\r\n", host)).startswith(b"HTTP/1.1 200 ")
+    finally:
+        await listener.stop()
+
+
+async def test_every_address_without_ipv6_is_of_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
+    await test_every_address_is_of_both_families("127.0.0.1")
 
 
 async def ended(reader: asyncio.StreamReader) -> bool:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from outbox_relay.domain.errors import ConfigurationError, DatabaseUnavailable
+from outbox_relay.domain.errors import ConfigurationError, DatabaseUnavailable, RestartNeeded
 from outbox_relay.service import reload_loop
 from outbox_relay.service.reload_loop import ReloadLoop
 from tests.support.logs import RecordedLog
@@ -95,6 +95,16 @@ async def test_whatever_reading_raises_is_said_and_changes_nothing(
     assert file.adopted == ["old"]
     refused = ("error", "config.reload_refused", str(error) or "MemoryError")
     assert lines.said == [refused, ("info", "config.reloaded", None)]
+
+
+async def test_a_right_file_that_needs_a_restart_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    file, lines = File(), Lines()
+    file.unreadable = RestartNeeded("retention.keep_days: needs a restart")
+    async with running(file, lines, monkeypatch) as reloads:
+        reloads.request()
+        await becomes(lambda: bool(lines.said), "the restart is named")
+        assert not reloads.last_successful
+    assert lines.said == [("warning", "config.restart_needed", "retention.keep_days: needs a restart")]
 
 
 @pytest.mark.parametrize("error", [DatabaseUnavailable("away"), RuntimeError("away")], ids=lambda e: type(e).__name__)

@@ -120,8 +120,8 @@ def test_status_of_two_sinks() -> None:
     [
         ({"last_error": "away", "last_error_seconds_ago": 185.0}, "last error of crm, 3 min 5 s ago: away"),
         ({"last_error": "away"}, "last error of crm: away"),
-        ({"last_error_seconds_ago": 185.0, "last_error_mended_seconds_ago": 120.4},
-         "last error of crm, 3 min 5 s ago: mended 2 min 0 s ago"),
+        ({"last_error_seconds_ago": 185.0, "last_error_mended_seconds_ago": 120.4, "mended_error": "away"},
+         "last error of crm, 3 min 5 s ago, over for 2 min 0 s: away"),
         ({"last_error_seconds_ago": 5000.0, "last_error_mended_seconds_ago": 3600.0}, None),
         ({}, None),
     ],

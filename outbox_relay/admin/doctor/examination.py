@@ -53,14 +53,17 @@ async def doctor(store: Store, oldest_seconds: float = sinks.OLDEST_SECONDS) -> 
     Raises ``DatabaseUnusable`` or ``DatabaseUnavailable`` if the state of the sinks cannot be read.
     """
     found = await _or_failure(status(store))
+    numbering = await _rows(store, "doctor_numbering", {})
     findings: list[Finding] = []
     if isinstance(found, StatementFailed):
         findings.append(_not_examined("sinks, relays and replays", str(found)))
     else:
         unanswered = [each for each in found["not_answered"] if each["part"] != RETENTION]  # it is asked again below
         findings += [_not_examined(each["part"], each["reason"]) for each in unanswered]
-        findings += sinks.examine_relays(found)
-        findings += sinks.examine_sinks(found, oldest_seconds)
+        findings += _checked("doctor_numbering", numbering, sinks.examine_numbering)
+        findings += sinks.examine_relays(found, restored=any(each.id == "rebase-needed" for each in findings))
+        oldest = await _oldest(store, found, oldest_seconds)
+        findings += sinks.examine_sinks(found, oldest_seconds, oldest)
         findings += sinks.examine_replays(found)
     days = await _or_failure(store.retention_status(live=True))
     if isinstance(days, StatementFailed):  # the live query reads the log and can take too long
@@ -73,6 +76,17 @@ async def doctor(store: Store, oldest_seconds: float = sinks.OLDEST_SECONDS) -> 
     known: Mapping[str, Any] = {} if isinstance(found, StatementFailed) else found
     findings += await _examine(store, known.get("in_default_partition") or 0, alive=known.get("relays") != [])
     return worst_first(findings)
+
+
+async def _oldest(store: Store, found: Mapping[str, Any], oldest_seconds: float) -> Mapping[str, Any]:
+    """Return the oldest event of each sink that is troubled, as far as the database answers in time."""
+    oldest: dict[str, Any] = {}
+    for name, sink in found["sinks"].items():
+        if sinks.is_troubled(sink, oldest_seconds):
+            rows = await _rows(store, "doctor_oldest", {"sink": name})
+            if not isinstance(rows, RelayError):
+                oldest[name] = rows[0]
+    return oldest
 
 
 async def _or_failure(answer: Awaitable[T]) -> T | StatementFailed:

@@ -63,7 +63,8 @@ def _examine_late(due: list[Any], found: Mapping[str, Any]) -> Iterator[Finding]
         yield Finding(
             "archive-missing", "warning", f"{len(waiting)} days past keep_days have no verified archive",
             f"{_span(waiting)}{_left(waiting)}; last pass: {found['last_pass'] or 'none'}",
-            "check [retention] archive and its credentials; outbox-relay retention run tries again at once",
+            "check [retention] archive, its credentials or the rights on its directory; outbox-relay retention run "
+            "tries again at once",
         )  # fmt: skip
     rest = [day for day in late if day not in waiting]
     if rest:

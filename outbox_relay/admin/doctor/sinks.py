@@ -15,6 +15,8 @@ VERY_OLD_SECONDS = 3600.0
 """Age from which that is critical."""
 CIRCUIT_SECONDS = 300.0
 """Time without a closed circuit from which a destination that is down is critical."""
+SILENT_SECONDS = 15.0
+"""Age of the heartbeat from which a relay without shards counts as silent: three default heartbeats."""
 UNOWNED_SECONDS = 30.0
 """Time without an owner from which a shard is reported: two default leases. Less is normal after a relay stopped."""
 SHARDS = 64
@@ -23,11 +25,23 @@ MOST_NAMED = 10
 """Maximum number of names in one finding."""
 
 
-def examine_sinks(status: Mapping[str, Any], oldest_seconds: float = OLDEST_SECONDS) -> Iterator[Finding]:
-    """Yield the findings on each sink of ``status``, as far as the database answered."""
+def is_troubled(sink: Mapping[str, Any], oldest_seconds: float) -> bool:
+    """Return True if the oldest event of a sink of ``status`` is to be named."""
+    unsettled = sink["backlog"] is None or sink["backlog"] > 0
+    is_old = (sink["oldest_seconds"] or 0.0) > oldest_seconds
+    return unsettled and bool(is_old or sink["circuit"] != "closed" or sink["last_error"] or sink["waiting"])
+
+
+def examine_sinks(
+    status: Mapping[str, Any], oldest_seconds: float = OLDEST_SECONDS, oldest: Mapping[str, Any] | None = None
+) -> Iterator[Finding]:
+    """Yield the findings on each sink of ``status``, as far as the database answered.
+
+    ``oldest`` has the row of ``doctor_oldest`` for sinks that are troubled.
+    """
     for name, sink in status["sinks"].items():
-        yield from _sink(name, sink, oldest_seconds)
-    if status["unrouted"]:
+        yield from _sink(name, sink, oldest_seconds, (oldest or {}).get(name))
+    if status["unrouted"] and (status["sinks"] or status["relays"]):
         yield Finding(
             "types-without-a-route", "warning", "no sink receives events of some types",
             f"types among the newest events: {listed(status['unrouted'])}",
@@ -69,16 +83,40 @@ def examine_topics(found: Sequence[Any]) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def examine_relays(status: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield the findings on the relays of ``status``."""
+def examine_numbering(found: Sequence[Any]) -> Iterator[Finding]:
+    """Yield a finding if the log has the numbers of another server, with which no relay works."""
+    if any(each.foreign_numbers for each in found):
+        yield Finding(
+            "rebase-needed", "critical", "the database was restored or moved: relays refuse to work on it",
+            "the numbers of the log are those of another cluster, or are ahead of this one",
+            "stop every relay, run outbox-relay rebase, then start the relays",
+        )  # fmt: skip
+
+
+def examine_relays(status: Mapping[str, Any], *, restored: bool = False) -> Iterator[Finding]:
+    """Yield the findings on the relays of ``status``. In a restored database none is missed."""
     relays = status["relays"]
     if relays is None:
         return
-    if not relays and status["sinks"]:
+    silent = [
+        relay for relay in relays if relay["seen_seconds_ago"] > SILENT_SECONDS and not any(relay["shards"].values())
+    ]
+    if len(silent) == len(relays) and not restored and (status["sinks"] or status["unrouted"]):
+        last = min((relay["seen_seconds_ago"] for relay in silent), default=None)
         yield Finding(
-            "no-relay", "critical", "no relay is alive", "no relay was seen within 45 s, and none owns a shard",
+            "no-relay", "critical", "no relay is alive",
+            "no relay was seen within 45 s, and none owns a shard" if last is None
+            else f"the last heartbeat of a relay was {duration(last)} ago, and none owns a shard",
             "start a relay with outbox-relay run, and read the log of the last one",
         )  # fmt: skip
+    else:
+        for relay in silent:
+            yield Finding(
+                "relay-silent", "info", f"relay {relay['name']} is silent",
+                f"its last heartbeat was {duration(relay['seen_seconds_ago'])} ago, and it owns no shard any more",
+                "look at its process and its log: it hangs, was killed or cannot reach the database; after 45 s it is "
+                "no longer listed",
+            )  # fmt: skip
     versions = sorted({relay["version"] for relay in relays})
     if len(versions) > 1:
         yield Finding(
@@ -99,7 +137,7 @@ def examine_replays(status: Mapping[str, Any]) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-def _sink(name: str, sink: Mapping[str, Any], oldest_seconds: float) -> Iterator[Finding]:
+def _sink(name: str, sink: Mapping[str, Any], oldest_seconds: float, oldest: Any) -> Iterator[Finding]:
     if sink["missing_positions"]:
         yield Finding(
             "missing-positions", "critical", f"sink {name} has shards without a position, which no relay serves",
@@ -113,28 +151,56 @@ def _sink(name: str, sink: Mapping[str, Any], oldest_seconds: float) -> Iterator
             f"reason: {reason}" if reason else "no reason was given",
             f"run outbox-relay resume {name} once the cause is fixed",
         )  # fmt: skip
-    circuit_seconds = sink["circuit_seconds"] or 0.0
-    if sink["circuit"] != "closed":
-        severity = "critical" if circuit_seconds > CIRCUIT_SECONDS else "warning"
-        yield Finding(
-            "destination-down", severity, f"the destination of sink {name} is down",
-            f"the circuit has not been closed for {duration(circuit_seconds)}; last error: {sink['last_error']}",
-            "repair the destination; delivery resumes by itself, and nothing is lost meanwhile",
-        )  # fmt: skip
-    if (sink["oldest_seconds"] or 0.0) > oldest_seconds and not sink["paused"]:
-        severity = "critical" if sink["oldest_seconds"] > VERY_OLD_SECONDS else "warning"
-        limited = f"; it gets {limits}" if (limits := limits_text(sink)) else ""
-        advice = "if the destination works: run outbox-relay why for the oldest event, and see docs/performance.md"
-        yield Finding(
-            "sink-behind", severity, f"sink {name} is behind",
-            f"its oldest event has waited for {duration(sink['oldest_seconds'])}; backlog: {sink['backlog']}{limited}",
-            "raise its limits in the file if the destination can take more, and send SIGHUP" if limited else advice,
-        )  # fmt: skip
+    yield from _undelivered(name, sink, oldest_seconds, oldest)
     if sink["dead"]:
         yield Finding(
             "dead-letters", "warning", f"sink {name} has dead letters", f"dead letters: {sink['dead']}",
             f"outbox-relay dead summary --sink {name}, then dead retry or dead discard",
         )  # fmt: skip
+
+
+def _undelivered(name: str, sink: Mapping[str, Any], oldest_seconds: float, oldest: Any) -> Iterator[Finding]:
+    """Yield the findings on events that do not arrive: the destination is down, some fail, or the sink is behind."""
+    is_down, uid = sink["circuit"] != "closed", oldest and oldest.uid
+    error = sink["last_error"] or (oldest and oldest.error)
+    if is_down:
+        seconds = sink["circuit_seconds"] or 0.0
+        yield Finding(
+            "destination-down", "critical" if seconds > CIRCUIT_SECONDS else "warning",
+            f"the destination of sink {name} is down",
+            f"the circuit has not been closed for {duration(seconds)}; last error: {error}"
+            + (f"; oldest event: {uid}" if uid else ""),
+            "repair the destination; delivery resumes by itself, and nothing is lost meanwhile",
+        )  # fmt: skip
+    waited = sink["oldest_seconds"] or 0.0
+    if waited > oldest_seconds and not sink["paused"]:
+        limits = limits_text(sink)
+        facts = [f"its oldest event has waited for {duration(waited)}", f"backlog: {sink['backlog']}"]
+        facts += [f"it gets {limits}"] if limits else []
+        facts += [f"last error: {error}"] if error and not is_down else []
+        facts += [f"oldest event: {uid}"] if uid else []
+        yield Finding(
+            "sink-behind", "critical" if waited > VERY_OLD_SECONDS else "warning", f"sink {name} is behind",
+            "; ".join(facts), _catch_up(limits, uid, error, is_down=is_down),
+        )  # fmt: skip
+    elif error and not is_down and not sink["paused"] and sink["backlog"]:
+        failing = oldest and (oldest.failing_uid or uid)
+        yield Finding(
+            "events-failing", "info", f"events of sink {name} fail, and are tried again",
+            f"rows: {sink['waiting']} waiting, {sink['held']} held behind one of their key; last error: "
+            f"{(oldest and oldest.error) or error}" + (f"; oldest event that fails: {failing}" if failing else ""),
+            f"run outbox-relay why {failing or 'for an event'}: it shows the attempts, and what waits behind it",
+        )  # fmt: skip
+
+
+def _catch_up(limits: str, uid: Any, error: str | None, *, is_down: bool) -> str:
+    """Return what to do about a sink that is behind."""
+    if is_down:
+        return "repair the destination; then it catches up by itself"
+    if limits and not error:
+        return "raise its limits in the file if the destination can take more, and send SIGHUP"
+    why = f"run outbox-relay why {uid or 'for its oldest event'}"
+    return f"repair what fails: {why}" if error else f"{why}; if it catches up, wait, and see docs/performance.md"
 
 
 def listed(names: list[str]) -> str:

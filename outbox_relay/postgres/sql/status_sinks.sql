@@ -1,6 +1,7 @@
 -- All sinks of the database, and the number of their shards without an owner. An error that is over has only its times.
 select k.name, k.patterns, k.claim, k.paused, k.paused_reason, k.circuit, k.in_flight_limit,
        case when n.mended_at is null then k.last_error end as last_error,
+       case when n.mended_at is not null then k.last_error end as mended_error,
        case when k.last_error is not null then k.last_error_at end as last_error_at, n.mended_at as last_error_mended_at,
        extract(epoch from clock_timestamp() - k.last_error_at)::double precision as error_seconds,
        extract(epoch from clock_timestamp() - n.mended_at)::double precision as mended_seconds,

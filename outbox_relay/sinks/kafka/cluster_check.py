@@ -36,24 +36,34 @@ def check(settings: ClientSettings, topic: str | None, seconds: float, *, create
     error = found.topics[topic].error if topic is not None else None
     if error is None:
         return _record_size_problem(settings, admin, found, topic, deadline)
-    if error.name() in NOT_YET and (creates or _broker_creates_topics(admin, found, deadline)):
+    if error.name() in NOT_YET and (creates or _broker_creates_topics(admin, found, deadline) is not False):
         return _record_size_problem(settings, admin, found, None, deadline)
     return f"topic {topic}: {settings.describe(error)}"
 
 
-def payload_size_warning(settings: ClientSettings, topic: str | None, payload_bytes: int, seconds: float) -> str | None:
-    """Return a warning if payloads of ``payload_bytes`` would be refused, or None if not or unknown."""
+def online_warning(
+    settings: ClientSettings, topic: str | None, payload_bytes: int | None, seconds: float, *, creates: bool
+) -> str | None:
+    """Return a warning about a missing topic, or about payloads of ``payload_bytes``, which would be refused; or None.
+
+    ``creates`` is True if the relay creates topics.
+    """
     log = ClientLog(settings)
     deadline = time.monotonic() + seconds
-    limits: list[tuple[int, str]] = []
-    if (own := settings.max_record_bytes) is not None:
-        limits.append((own, f'the producer\'s "message.max.bytes" is {own}'))
     try:
         admin = admin_client(settings, log, create_topics=False)
         found = cluster_metadata(admin, log, topic, deadline)
     except (ClusterUnavailable, ConfigurationError):
         return None
-    existing = None if topic is None or found.topics[topic].error is not None else topic
+    error = None if topic is None else found.topics[topic].error
+    if error is not None and not creates and _broker_creates_topics(admin, found, deadline) is None:
+        return f"topic {topic} does not exist, and the brokers do not tell whether they create it for its first record"
+    if payload_bytes is None:
+        return None
+    existing = None if error is not None else topic
+    limits: list[tuple[int, str]] = []
+    if (own := settings.max_record_bytes) is not None:
+        limits.append((own, f'the producer\'s "message.max.bytes" is {own}'))
     limit, text = _batch_limit(admin, found, existing, deadline)
     if limit is not None:
         limits.append((limit, f"{text}{', compressed' * settings.compresses}"))
@@ -94,6 +104,7 @@ def _batch_limit(
     return (int(limit) if limit.isdigit() else None), f"{subject} at most {limit} bytes ({name})"
 
 
-def _broker_creates_topics(admin: AdminClient, cluster: ClusterMetadata, deadline: float) -> bool:
-    """Return True if brokers create a missing topic for its first record."""
-    return broker_config(admin, cluster, deadline).get("auto.create.topics.enable") == "true"
+def _broker_creates_topics(admin: AdminClient, cluster: ClusterMetadata, deadline: float) -> bool | None:
+    """Return whether brokers create a missing topic for its first record; None if they do not tell."""
+    value = broker_config(admin, cluster, deadline).get("auto.create.topics.enable")
+    return None if value is None else value == "true"

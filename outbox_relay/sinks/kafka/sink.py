@@ -20,7 +20,7 @@ from outbox_relay.domain.outcomes import Verdict
 from outbox_relay.formats.topics import TOPICS_MAX
 from outbox_relay.sinks.kafka.call import DeliveryRound
 from outbox_relay.sinks.kafka.client import ClientLog, ClientSettings, Scalar, error_of
-from outbox_relay.sinks.kafka.cluster_check import check, payload_size_warning
+from outbox_relay.sinks.kafka.cluster_check import check, online_warning
 from outbox_relay.sinks.kafka.event_schemas import EventSchemas
 from outbox_relay.sinks.kafka.producer import RecordProducer
 from outbox_relay.sinks.kafka.producer_thread import ProducerThread
@@ -210,10 +210,12 @@ class KafkaSink:
             return problem
         return await asyncio.to_thread(self._schemas.check, self._topics.of_type, CHECK_SECONDS)
 
-    async def payload_size_warning(self, payload_bytes: int) -> str | None:
-        """Return a warning if events with payloads of ``payload_bytes`` would end dead, or None."""
-        topic = self._topics.constant
-        return await asyncio.to_thread(payload_size_warning, self._settings, topic, payload_bytes, CHECK_SECONDS)
+    async def online_warning(self, payload_bytes: int | None) -> str | None:
+        """Return a warning if the topic is missing, or if events with payloads of ``payload_bytes`` would end dead."""
+        creates, topic = self._creation is not None, self._topics.constant
+        return await asyncio.to_thread(
+            online_warning, self._settings, topic, payload_bytes, CHECK_SECONDS, creates=creates
+        )
 
     async def close(self) -> None:
         """Purge all records and end the thread."""

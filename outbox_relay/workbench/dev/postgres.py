@@ -13,13 +13,10 @@ VERSION_SECONDS = 10
 
 
 class KeptPostgres(PostgresServer):
-    """A server that keeps its data in `directory`.
-
-    A crash of the machine may lose the last commits, but nothing else.
-    """
+    """A server that keeps its data in `directory`, also when the machine crashes."""
 
     def __init__(self, directory: Path, port: int) -> None:
-        super().__init__({"synchronous_commit": "off"}, fsync=True, directory=directory, port=port)
+        super().__init__(fsync=True, directory=directory, port=port)
         self.unfinished = directory / "unfinished"
         """The data directory until initdb has ended."""
 
