@@ -96,13 +96,13 @@ class Webhooks:
         credentials: dict[str, Credentials] = {}
         for name, sink in _webhooks(settings):
             reader, tls = sink_files(name), _tls(sink)
-            if tls != Tls() and tls not in contexts:
+            if tls not in contexts:
                 contexts[tls] = await reader.acall(partial(_load, tls, settings, name))
             credentials[name] = await reader.acall(partial(_credentials, settings, name, sink))
         return Renewal(credentials, contexts)
 
     def renew(self, renewal: Renewal, kept: Collection[str] = ()) -> None:
-        """Use new secrets and headers from the next request on, new certificates from the next connection on.
+        """Use new secrets, headers, certificates and authorities, the system's too, from the next request on.
 
         No file is read, so this cannot fail. A sink keeps its certificate if its settings name other files than at
         start. The sinks ``kept`` stay as they are.

@@ -30,7 +30,7 @@ class Tls:
             if path is not None and is_stream(path):
                 raise ValueError(f"{setting} {path}: is not a regular file")
         with while_reading(self.ca_file):
-            context = _trusting(self.ca_file)
+            context = _for_http(self.ca_file)
         self._load_certificate(context)
         return context
 
@@ -59,9 +59,21 @@ def _no_password() -> str:
     raise _EncryptedError
 
 
-def _trusting(ca_file: Path | None) -> ssl.SSLContext:
+def trusting(ca_file: str | Path | None = None, directory: str | None = None) -> ssl.SSLContext:
+    """Return a context that trusts the authorities of ``ca_file`` or ``directory``, else the system's.
+
+    It verifies certificates alike on every Python. Since 3.13 the default refuses private authorities without key
+    identifiers or key usage, as plain OpenSSL makes them, and trusts an authority whose own issuer is missing.
+    """
+    context = ssl.create_default_context(cafile=ca_file, capath=directory)
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return context
+
+
+def _for_http(ca_file: Path | None) -> ssl.SSLContext:
     try:
-        context = ssl.create_default_context(cafile=ca_file)
+        context = trusting(ca_file)
     except ssl.SSLError as error:
         raise ValueError(f"ca_file {ca_file}: {_reason(error)}") from None
     except OSError as error:

@@ -7,13 +7,17 @@ from typing import Any
 import pytest
 
 from outbox_relay.relay.sink_report import CLIENT
-from tests.support.command import inside
+from tests.support.command import inside, outbox_relay
 from tests.support.database import Database, query
 from tests.support.deliveries import has
 from tests.support.kafka import KafkaBroker
 from tests.support.kafka.broker import QUICK_START
 from tests.support.memory_sink import MemorySink
+from tests.support.ports import free_port
 from tests.support.proxy import Proxy
+from tests.support.receiver import Receiver
+from tests.support.receiver.answers import say
+from tests.support.receiver.certificates import Authority
 from tests.support.relay_harness import running, spec
 from tests.support.service import RelayService
 from tests.support.wait import auntil, until
@@ -27,6 +31,16 @@ topic = "{topic}"
 producer = {{ "bootstrap.servers" = "{bootstrap}" }}
 [routes]
 "*" = ["events"]
+"""
+OIDC = """
+[sinks.events.producer]
+"bootstrap.servers" = "{bootstrap}"
+"security.protocol" = "SASL_PLAINTEXT"
+"sasl.mechanism" = "OAUTHBEARER"
+"sasl.oauthbearer.method" = "oidc"
+"sasl.oauthbearer.client.id" = "relay"
+"sasl.oauthbearer.client.secret" = "hunter2-canary"
+"sasl.oauthbearer.token.endpoint.url" = "{url}"
 """
 KNOWN = "select circuit, last_error from outbox.sink"
 
@@ -93,6 +107,33 @@ def test_the_next_relay_clears_what_the_one_before_it_said(
         relay.start()
         until(lambda: status(relay)["last_error"] is None, seconds=30, what="status says no more that it is down")
         assert relay.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("self_signed", "unable to get local issuer certificate"),
+        ("good", "invalid_client"),
+    ],
+)
+def test_why_a_token_endpoint_gives_no_token_is_shown(database: Database, tmp_path: Path, kind: str, said: str) -> None:
+    """The good one is trusted because the system trusts its authority, and refuses the relay by itself."""
+    authority = Authority(tmp_path)
+    refusal = say(401, ("content-type", "application/json"), body=b'{"error": "invalid_client"}')
+    with Receiver(refusal, tls=getattr(authority, kind)(), secrets=()) as endpoint:
+        producer = OIDC.format(bootstrap=f"127.0.0.1:{free_port()}", url=endpoint.url)
+        text = CONFIG.format(dsn=database.dsn, topic="t", bootstrap="")
+        table = next(line for line in text.splitlines() if line.startswith("producer"))
+        text = text.replace(table, "").replace("[routes]", f"{producer}[routes]")
+        with RelayService(tmp_path, text, SSL_CERT_FILE=str(authority.certificate_file)) as relay:
+            until(lambda: said in (status(relay)["last_error"] or ""), seconds=30, what="status says why")
+            assert "hunter2" not in relay.log.read_text()
+        relay.config.chmod(0o600)
+        check = outbox_relay("check", "--online", "-c", relay.config, SSL_CERT_FILE=str(authority.certificate_file))
+    assert check.code == 2
+    assert "sinks.events: _AUTHENTICATION: Failed to acquire SASL OAUTHBEARER token: " in check.err
+    assert said in check.err
+    assert "hunter2" not in check.err
 
 
 async def test_errors_of_events_and_open_circuits_are_left_alone(database: Database) -> None:

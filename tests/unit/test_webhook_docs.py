@@ -120,6 +120,7 @@ OUTCOMES: dict[str, list[Response | NoResponse]] = {
     "no name": [
         NoResponse(code, sent=False, reason="-") for code in ("dns_error", "tls_error", "ssrf_blocked", "proxy_error")
     ],
+    "none, because": [NoResponse("relay_exhausted", sent=sent, reason="-") for sent in (False, True)],
 }
 
 
@@ -136,6 +137,8 @@ def test_table_of_answers_is_true(row: list[str]) -> None:
                 said = ("is dead at once", "")
             case Unavailable(throttled=True):
                 said = ("waits", "its circuit opens at once")
+            case Unavailable(part=str()):
+                said = ("waits", "continues")
             case Unavailable(gone=True):
                 said = ("waits", "is paused")
             case Unavailable():

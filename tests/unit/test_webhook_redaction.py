@@ -25,9 +25,12 @@ from outbox_relay.sinks.webhook.redaction import (
 SECRET = 'Bearer "hun/ter+2" <&>'
 
 
-def shown(answer: bytes | str, *secrets: str, sent: bytes = b"") -> str | None:
-    """Return the text kept of a response."""
-    return readable(answer.encode() if isinstance(answer, str) else answer, secrets, sent)
+def shown(
+    answer: bytes | str, *secrets: str, sent: bytes = b"", key: str | None = None, cut: bool = False
+) -> str | None:
+    """Return the text kept of a response to an event with this key."""
+    prefix = answer.encode() if isinstance(answer, str) else answer
+    return readable(prefix, secrets, sent, personal=[] if key is None else [key], cut=cut)
 
 
 @pytest.mark.parametrize(
@@ -77,11 +80,37 @@ def test_secrets_do_not_show_in_any_spelling(written: str) -> None:
 
 
 def test_a_secret_that_the_end_cuts_does_not_show() -> None:
-    assert shown("denied: " + SECRET[:14], SECRET) == f"denied: {REDACTED}"
-    assert shown("denied: " + SECRET[:6], SECRET) == f"denied: {REDACTED}"
+    assert shown("denied: " + SECRET[:14], SECRET, cut=True) == f"denied: {REDACTED}"
+    assert shown("denied: " + SECRET[:6], SECRET, cut=True) == f"denied: {REDACTED}"
+    assert shown("no stock for custom", key="customer-1", cut=True) == f"no stock for {REDACTED}"
     found = shown("x" * (ANSWER_CHARS - 10) + SECRET, SECRET)
     assert found is not None
     assert "Bea" not in found
+
+
+@pytest.mark.parametrize(
+    ("answer", "key"),
+    [
+        ("no stock for customer", "customer-1"),
+        ("no stock for customer", "a customer order"),
+        ("customer-12 is unknown, and so are customers", "customer-1"),
+        ("the workshop is closed on shopping days", "shop"),
+        ("order 20261 was not found", "2026"),
+    ],
+)
+def test_words_that_are_a_part_of_the_key_or_have_it_as_a_part_stay(answer: str, key: str) -> None:
+    assert shown(answer, key=key) == answer
+
+
+@pytest.mark.parametrize("key", ["customer-1", "shop", "größe", "a b c", "x/y z"])
+@pytest.mark.parametrize("before", ["", "key=", '{"key":"', "\\n", "\\u0022", "%20", "%3D", "id_", "<b>", "'", "ref:"])
+def test_a_key_does_not_show_where_it_is_whole(key: str, before: str) -> None:
+    for written in (key, quote(key, safe=""), json.dumps(key)[1:-1]):
+        assert shown(f"unknown {before}{written}, and more", key=key) == f"unknown {before}{REDACTED}, and more"
+
+
+def test_a_short_secret_is_found_as_a_whole_word() -> None:
+    assert shown("production is not prod", "prod") == f"production is not {REDACTED}"
 
 
 def test_signing_secrets_do_not_show_even_when_they_are_not_ours() -> None:

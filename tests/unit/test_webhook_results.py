@@ -18,9 +18,9 @@ NOW = 784_111_777.0
 STEPS = (("dns", 0.01), ("first_byte", 0.2))
 
 
-def text(prefix: bytes) -> str | None:
+def text(response: Response) -> str | None:
     """Return the beginning of a body as these tests keep it."""
-    return prefix.decode() or None
+    return response.prefix.decode() or None
 
 
 def judged(outcome: Response | NoResponse, policy: ResponsePolicy | None = None) -> Verdict:

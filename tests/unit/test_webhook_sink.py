@@ -24,7 +24,7 @@ from outbox_relay.domain.outcomes import DELIVERED, Attempt, Delivered, Failed, 
 from outbox_relay.formats.signatures import parse_key
 from outbox_relay.settings.addresses import denied
 from outbox_relay.sinks.webhook import Credentials, Endpoint, RequestFormat, ResponsePolicy, Tls, WebhookSink
-from outbox_relay.sinks.webhook.sink import ALL_ENDED
+from outbox_relay.sinks.webhook.sink import ALL_ENDED, LATE
 from tests.support.ports import free_port
 from tests.support.receiver import Receiver, Request
 from tests.support.receiver.answers import Behaviour, chosen, say
@@ -105,7 +105,7 @@ async def test_the_connection_adds_no_header_of_its_own(receiver: Receiver) -> N
 async def test_nothing_is_sent_at_or_after_the_deadline(receiver: Receiver) -> None:
     sink = sink_to(receiver.url)
     await sink.open()
-    assert await sink.deliver([an_event()], time.monotonic()) == [Unavailable("not delivered in time")]
+    assert await sink.deliver([an_event()], time.monotonic()) == [LATE]
     await sink.close()
     assert receiver.requests == []
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ssl
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Unavailable
+from outbox_relay.sinks.tls import trusting
 from tests.support.ports import LOOPBACK, free_port, unanswering_port
 from tests.support.receiver import Behaviour, Receiver
 from tests.support.receiver.answers import head, in_turn, raw, say
-from tests.support.receiver.certificates import Authority
+from tests.support.receiver.certificates import Authority, plain_files
 from tests.support.receiver.faults import close, half_handshake, hang, reset, stale, then
 from tests.support.webhook_sink import QUICK_SECONDS, code, outcome, sending, verdict
 
@@ -64,7 +67,47 @@ async def test_a_good_certificate_is_taken_and_one_of_an_unknown_authority_is_no
         assert len(receiver.requests) == 1
 
 
-@pytest.mark.parametrize("kind", ["expired", "self_signed", "wrong_host", "tls_1_0"])
+@pytest.fixture(params=[0, ssl.VERIFY_X509_STRICT | ssl.VERIFY_X509_PARTIAL_CHAIN], ids=["3.11", "3.13"])
+def defaults(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the default of TLS contexts be that of a version of Python."""
+    original = ssl.create_default_context
+
+    def create(*arguments: Any, **options: Any) -> ssl.SSLContext:
+        context = original(*arguments, **options)
+        context.verify_flags = ssl.VERIFY_X509_TRUSTED_FIRST | request.param
+        return context
+
+    monkeypatch.setattr(ssl, "create_default_context", create)
+
+
+@pytest.mark.usefixtures("defaults")
+async def test_a_private_authority_without_key_identifiers_is_trusted_on_every_python(tmp_path: Path) -> None:
+    root, leaf = plain_files(tmp_path)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(leaf)
+    with Receiver(tls=server) as receiver:
+        assert await outcome(receiver.url, ca_file=root) == DELIVERED
+    assert not trusting(root).verify_flags & ssl.VERIFY_X509_STRICT
+
+
+@pytest.mark.usefixtures("defaults")
+async def test_an_authority_whose_own_issuer_is_missing_is_trusted_on_every_python(
+    authority: Authority, tmp_path: Path
+) -> None:
+    file, server = authority.intermediate(tmp_path)
+    with Receiver(tls=server) as receiver:
+        assert await outcome(receiver.url, ca_file=file) == DELIVERED
+
+
+REASONS = {
+    "expired": "the certificate is not accepted: certificate has expired",
+    "self_signed": "local issuer certificate: its authority is not one that the sink trusts (ca_file, or the system's)",
+    "wrong_host": "IP address mismatch, certificate is not valid for '127.0.0.1'",
+    "tls_1_0": "the TLS handshake ",
+}
+
+
+@pytest.mark.parametrize("kind", REASONS)
 async def test_case_34_a_bad_certificate_or_an_old_protocol_is_refused_before_anything_is_sent(
     authority: Authority, kind: str
 ) -> None:
@@ -73,6 +116,7 @@ async def test_case_34_a_bad_certificate_or_an_old_protocol_is_refused_before_an
         assert receiver.requests == []
     assert isinstance(found, Unavailable)
     assert code(found) == "tls_error"
+    assert REASONS[kind] in found.reason
 
 
 async def test_case_35_a_client_certificate_is_shown_where_it_is_asked_for(authority: Authority) -> None:

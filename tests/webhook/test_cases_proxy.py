@@ -59,7 +59,10 @@ async def test_plain_http_goes_through_the_proxy_in_the_same_way() -> None:
 
 
 REFUSALS: dict[str, tuple[bytes | None, str]] = {
-    "407": (head(407, [("proxy-authenticate", "Basic")]) + b"canary", "answered 407 Proxy Authentication Required"),
+    "407": (
+        head(407, [("proxy-authenticate", "Basic")]) + b"canary",
+        "answered 407 Proxy Authentication Required: it wants proxy_authorization_file",
+    ),
     "403": (head(403, [], "canary") + b"canary", "answered 403 Forbidden"),
     "502": (head(502), "answered 502 Bad Gateway"),
     "503": (head(503, [("retry-after", "canary")]), "answered 503 Service Unavailable"),

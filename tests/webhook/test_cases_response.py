@@ -238,6 +238,15 @@ async def test_what_a_body_says_is_kept_harmless(status: int, body: bytes) -> No
         assert "\x1b" not in text
 
 
+@pytest.mark.parametrize("body", [b"no stock for customer", b"customer-12 is not customer-1"])
+async def test_an_answer_hides_the_key_only_where_it_is_whole(body: bytes) -> None:
+    with Receiver(say(500, body=body)) as receiver:
+        found = await outcome(receiver.url, an_event("customer-1"))
+    assert isinstance(found, Failed)
+    assert found.attempt is not None
+    assert found.attempt.answer == body.decode().replace("not customer-1", "not [redacted]")
+
+
 async def test_case_54_the_location_of_a_redirect_is_kept_harmless() -> None:
     with Receiver(
         raw(b"HTTP/1.1 302 Found\r\nlocation: https://h/\x1b[31m\xff\r\ncontent-length: 0\r\n\r\n")

@@ -22,7 +22,7 @@ from tests.support.ports import LOOPBACK, free_port, unanswering_port
 from tests.support.receiver import Receiver
 from tests.support.receiver.answers import say
 from tests.support.receiver.certificates import NAME, Authority
-from tests.support.receiver.faults import close, half_handshake, stale, then
+from tests.support.receiver.faults import close, half_handshake, hang, stale, then
 from tests.support.wait import until
 from tests.support.webhook_client import (
     LATE_SECONDS,
@@ -198,10 +198,38 @@ async def test_a_name_server_that_hangs_ends_with_the_limit_and_never_takes_more
         names.release()
 
 
-async def test_the_total_limit_ends_a_lookup_too(names: Names) -> None:
+async def test_the_time_of_a_lookup_does_not_count_toward_the_limit_of_the_request(names: Names) -> None:
+    """As with a first name server that is dead: the second one answers after 5 s."""
+    answers = threading.Event()
+
+    def late() -> list[str]:
+        answers.wait(10)
+        return [LOOPBACK]
+
+    names.say(NAME, late)
+    with Receiver(secrets=()) as receiver:
+        async with posting(receiver.url_of(NAME)) as client:
+            sent = asyncio.ensure_future(post(client, seconds=2.0))
+            await asyncio.wait({sent}, timeout=2.5)
+            assert not sent.done()
+            answers.set()
+            assert a_response(await sent).status == 200
+
+
+async def test_after_a_lookup_the_limit_of_the_request_holds(names: Names) -> None:
+    names.say(NAME, [LOOPBACK])
+    with Receiver(hang, secrets=()) as receiver:
+        found = await outcome(receiver.url_of(NAME), seconds=QUICK_SECONDS)
+        assert no_response(found, "read_timeout", sent=True).seconds < LATE_SECONDS
+
+
+async def test_a_reset_ends_a_request_whose_name_is_looked_up(names: Names) -> None:
     names.hang(NAME)
-    fault = no_response(await outcome(f"http://{NAME}:9/", seconds=QUICK_SECONDS), "dns_timeout", sent=False)
-    assert fault.seconds < LATE_SECONDS
+    async with posting(f"http://{NAME}:9/") as client:
+        sent = asyncio.ensure_future(post(client))
+        await asyncio.to_thread(until, lambda: names.asked[NAME] == 1, seconds=5, what="the name is looked up")
+        await client.reset()
+        assert no_response(await sent, "withdrawn", sent=False).seconds < LATE_SECONDS
 
 
 async def test_dead_names_do_not_delay_a_healthy_one(names: Names) -> None:
@@ -317,14 +345,54 @@ async def test_only_so_many_addresses_of_a_name_are_tried(names: Names) -> None:
         assert receiver.connections == 0
 
 
-async def test_no_socket_to_be_had_is_the_relays_own_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Taking all sockets of the process would disturb every other test; so the dial says that there are none."""
+NO_WAY = [errno.ENETUNREACH, errno.EADDRNOTAVAIL]
+"""From a machine without IPv6 whose ports are used up, to a name with addresses of both families."""
 
-    async def exhausted(*_: object, **__: object) -> socket.socket:
+
+@pytest.mark.parametrize(
+    "numbers", [[errno.EMFILE], [errno.ENFILE], [errno.EADDRNOTAVAIL], NO_WAY], ids=["process", "machine", "port", "v6"]
+)
+async def test_no_socket_to_be_had_is_the_relays_own_fault(monkeypatch: pytest.MonkeyPatch, numbers: list[int]) -> None:
+    """Taking all sockets of the process would disturb every other test; so the system says that there are none."""
+    _failing(monkeypatch, numbers)
+    fault = no_response(await outcome(f"http://{LOOPBACK}:9/"), "relay_exhausted", sent=False)
+    assert fault.reason.startswith("this relay cannot open another connection: ")
+    assert errno.errorcode[numbers[-1]] in fault.reason
+
+
+async def test_a_destination_that_refuses_at_one_of_its_addresses_is_not_the_relays_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _failing(monkeypatch, [errno.ECONNREFUSED, errno.EADDRNOTAVAIL])
+    fault = no_response(await outcome(f"http://{LOOPBACK}:9/"), "connection_refused", sent=False)
+    assert fault.reason == "no connection was made: Connection refused; Cannot assign requested address"
+
+
+def _failing(monkeypatch: pytest.MonkeyPatch, numbers: list[int]) -> None:
+    """Let a dial fail as it does when each of several addresses fails with one of ``numbers``."""
+    texts = [f"[Errno {number}] Connect call failed ('{LOOPBACK}', 9)" for number in numbers]
+
+    async def fail(*_: object, **__: object) -> socket.socket:
+        if len(numbers) == 1:
+            raise OSError(numbers[0], texts[0])
+        raise OSError("Multiple exceptions: " + ", ".join(texts))
+
+    monkeypatch.setattr(connector, "start_connection", fail)
+
+
+async def test_a_name_that_cannot_be_looked_up_without_a_descriptor_is_the_relays_own_fault(
+    names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system's resolver then calls it a failure of the name server."""
+
+    def none_left(*_: object, **__: object) -> socket.socket:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(connector, "start_connection", exhausted)
-    no_response(await outcome(f"http://{LOOPBACK}:9/"), "internal", sent=False)
+    names.say(NAME, SERVER_FAILED)
+    async with posting(f"http://{NAME}:9/") as client:
+        with monkeypatch.context() as patched:
+            patched.setattr(resolver.socket, "socket", none_left)
+            no_response(await post(client), "relay_exhausted", sent=False)
 
 
 # TLS.

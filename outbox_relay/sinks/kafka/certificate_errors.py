@@ -9,6 +9,7 @@ from pathlib import Path
 
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.file_reading import FileReader
+from outbox_relay.sinks.tls import trusting
 
 CONNECT_SECONDS = 1.0
 """Timeout of the diagnostic connection."""
@@ -47,7 +48,7 @@ def _fault(host: str, port: int, authorities: str | None, reader: FileReader) ->
 
 def _context(authorities: str | None) -> ssl.SSLContext:
     if authorities is None or authorities == "probe":
-        return ssl.create_default_context()
+        return trusting()
     if Path(authorities).is_dir():
-        return ssl.create_default_context(capath=authorities)
-    return ssl.create_default_context(cafile=authorities)
+        return trusting(directory=authorities)
+    return trusting(authorities)

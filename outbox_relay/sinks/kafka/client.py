@@ -10,8 +10,10 @@ from typing import TypeAlias, cast
 
 from confluent_kafka import KafkaError, KafkaException
 
+from outbox_relay.domain.authorities import system_authorities
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.file_reading import FileReader, is_stream, probe, read_file, while_reading
+from outbox_relay.domain.hidden_values import without
 from outbox_relay.domain.secret_names import may_hold_secret
 from outbox_relay.sinks.kafka.certificate_errors import with_certificate_error
 from outbox_relay.sinks.kafka.repeat_filter import RepeatFilter
@@ -149,6 +151,7 @@ class ClientSettings:
         """
         return {
             **DEFAULTS,
+            **self._token_authorities(),
             **self._creation,
             **self._user,
             **self._read_files(),
@@ -163,7 +166,24 @@ class ClientSettings:
         Raise ``ConfigurationError`` for a file that cannot be used.
         """
         own = {"enable.idempotence": False, "allow.auto.create.topics": create_topics}
-        return {"socket.keepalive.enable": True, **self._user, **self._read_files(), **own}
+        return {
+            "socket.keepalive.enable": True,
+            **self._token_authorities(),
+            **self._user,
+            **self._read_files(),
+            **own,
+        }
+
+    def _token_authorities(self) -> dict[str, str]:
+        """Return the setting for the system's authorities, which a token endpoint's certificate is checked with.
+
+        The wheel's client looks for them where the machine that built it keeps them.
+        """
+        given = self._user.keys() | self._files.keys()
+        if "sasl.oauthbearer.token.endpoint.url" not in given or "https.ca.pem" in given:
+            return {}
+        file = system_authorities()
+        return {} if file is None else {"https.ca.location": file}
 
     def _read_files(self) -> dict[str, str]:
         """Return the contents of the files, without the final line break."""
@@ -198,7 +218,7 @@ class ClientSettings:
     def redact(self, text: str) -> str:
         """Return ``text`` without the values of secret settings."""
         for secret in (*self._secrets, *self._file_values.values(), *self._former_secrets):
-            text = text.replace(secret, "***")
+            text = without(text, secret, "***", anywhere=True)
         return text
 
     def describe(self, error: KafkaError) -> str:

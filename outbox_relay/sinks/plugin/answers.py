@@ -35,7 +35,7 @@ def read_verdicts(answer: object, batch: Sequence[StoredEvent], settings_texts: 
         if verdict is DELIVERED:
             found.append(DELIVERED)
             continue
-        checked = _checked(verdict, lambda text, event=event: without(text, [*settings_texts, *of_event(event)]))
+        checked = _checked(verdict, lambda text, event=event: without(text, settings_texts, of_event(event)))
         if checked is None:
             return f"returned {_named(verdict)} in place of a verdict"
         found.append(checked)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, cast
 
+from outbox_relay.domain import hidden_values
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import clip
 from outbox_relay.fields import fields
@@ -51,11 +52,14 @@ def texts_in(value: Any) -> Iterator[str]:
             yield str(value)
 
 
-def without(text: str, hidden: Sequence[str]) -> str:
-    """Return ``text`` as a line in which each text in ``hidden`` is replaced, the longest first."""
-    for each in sorted(set(hidden), key=len, reverse=True):
+def without(text: str, hidden: Sequence[str], personal: Sequence[str] = ()) -> str:
+    """Return ``text`` as a line in which each text in ``hidden`` and ``personal`` is replaced, the longest first.
+
+    Those in ``personal``, such as a key, are replaced as whole words only.
+    """
+    for each in sorted({*hidden, *personal}, key=len, reverse=True):
         if len(each) >= SHORTEST:
-            text = text.replace(each, HIDDEN)
+            text = hidden_values.without(text, each, HIDDEN, anywhere=each in hidden)
     return clip(text)
 
 

@@ -14,9 +14,9 @@ import math
 import ssl
 import time
 from collections.abc import Callable, Collection, Sequence
-from functools import cache
 from urllib.parse import quote, urlsplit
 
+from outbox_relay.sinks.tls import Tls
 from outbox_relay.sinks.webhook.connector import Connector, ProtocolT
 from outbox_relay.sinks.webhook.exchange import ConnectionLost, Exchange, ExchangeFailed
 from outbox_relay.sinks.webhook.pool import ConnectionPool
@@ -55,7 +55,7 @@ class HttpClient:
             parts.port or default_port,
             denied=denied,
             own=own,
-            tls=(tls or _default_tls()) if https else None,
+            tls=(tls or Tls().context()) if https else None,
             proxy=proxy,
         )
         target = quote(f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}", safe=_SENT_RAW)
@@ -64,11 +64,18 @@ class HttpClient:
         self._start = f"POST {target} HTTP/1.1\r\nhost: {named}{port}\r\n"
         self._connections = max_connections
         self._pool: ConnectionPool | None = None
-        self._under_way: dict[Exchange, asyncio.Timeout] = {}
+        self._under_way: set[Exchange] = set()
 
     def renew(self, tls: ssl.SSLContext) -> None:
-        """Use ``tls`` for new connections; those that are kept stay as they are."""
+        """Use ``tls`` from the next request on."""
         self._connector.renew(tls)
+        if self._pool is not None:
+            self._pool.renew()
+
+    @property
+    def lookup_seconds(self) -> float:
+        """The longest time that a request takes beyond its limit, to look up the host's name."""
+        return self._connector.lookup_seconds
 
     async def open(self) -> None:
         """Make ready to post. Connects nowhere. Called again after ``close``."""
@@ -79,7 +86,7 @@ class HttpClient:
     async def post(
         self, headers: Sequence[tuple[str, str]], body: bytes, seconds: float, until: float = math.inf
     ) -> Response | NoResponse:
-        """Post ``body`` with ``headers``, all of it within ``seconds``, the end of the response included.
+        """Post ``body`` with ``headers`` within ``seconds``, the end of the response included, but no look-up.
 
         Nothing is sent from ``until`` on, a ``lease_clock()`` value: such a request is withdrawn. ``host`` and
         ``content-length`` are added, nothing else is. A request that met a kept connection which the destination had
@@ -90,12 +97,12 @@ class HttpClient:
         exchange = Exchange(until)
         try:
             request = self._written(headers, body)
-            async with asyncio.timeout(seconds) as limit:
-                self._under_way[exchange] = limit
+            async with asyncio.timeout(seconds) as exchange.limit:
+                self._under_way.add(exchange)
                 try:
                     await _send(self._pool, exchange, request)
                 finally:
-                    del self._under_way[exchange]
+                    self._under_way.remove(exchange)
         except Exception as error:  # a request that cannot be made must not end the relay
             if not exchange.response.status:
                 return _no_response(exchange, error)
@@ -108,10 +115,8 @@ class HttpClient:
     async def reset(self) -> None:
         """Drop every connection and end every request under way; nothing of them is sent later."""
         now = asyncio.get_running_loop().time()
-        for exchange, limit in self._under_way.items():
-            exchange.withdraw()
-            if not limit.expired():
-                limit.reschedule(now)
+        for exchange in self._under_way:
+            exchange.withdraw(now)
         if self._pool is not None:
             self._pool.drop()
 
@@ -140,14 +145,6 @@ async def _send(pool: ConnectionPool, exchange: Exchange, request: bytes) -> Non
         await pool.send(exchange, request)
 
 
-@cache
-def _default_tls() -> ssl.SSLContext:
-    """Return one context for all: loading the system's authorities takes time and memory."""
-    context = ssl.create_default_context()
-    context.set_alpn_protocols(["http/1.1"])
-    return context
-
-
 def _response(exchange: Exchange) -> Response:
     seconds, read = time.monotonic() - exchange.began, exchange.response
     return Response(read.status, read.headers, bytes(read.prefix), seconds, exchange.timings(), read.whole)
@@ -169,8 +166,6 @@ def _why(exchange: Exchange, error: Exception, limit: str) -> tuple[str, str]:
     if not isinstance(error, TimeoutError):
         return "internal", f"the request could not be made: {type(error).__name__}"
     match exchange.phase:
-        case "dns":
-            return "dns_timeout", f"the host's name was not looked up within {limit}"
         case "connect":
             return "connect_timeout", f"no connection was made within {limit}"
         case "tls":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import select
 import ssl
+import time
 
 from outbox_relay.sinks.webhook.exchange import ConnectionLost, Exchange, ExchangeFailed, NotConnected
 
@@ -21,6 +22,7 @@ class HttpConnection(asyncio.Protocol):
     _done: asyncio.Future[None]
 
     def __init__(self) -> None:
+        self.made_at = time.monotonic()
         self._poll = select.poll()  # select() itself knows no file descriptors above 1023
         self._exchange: Exchange | None = None
         self._body_limit: asyncio.TimerHandle | None = None

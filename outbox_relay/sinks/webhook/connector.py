@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import re
 import socket
 import ssl
 from collections.abc import Callable, Collection, Sequence
@@ -12,10 +13,10 @@ from typing import TypeAlias, TypeVar
 
 from aiohappyeyeballs import start_connection  # pyright: ignore[reportUnknownVariableType] - a bare tuple in it
 
-from outbox_relay.sinks.webhook.exchange import Exchange, NotConnected
+from outbox_relay.sinks.webhook.exchange import Exchange, NotConnected, exhausted_by
 from outbox_relay.sinks.webhook.guard import AddressGuard, is_address, plain_address
 from outbox_relay.sinks.webhook.proxy import Proxy
-from outbox_relay.sinks.webhook.resolver import Resolver
+from outbox_relay.sinks.webhook.resolver import LOOKUP_SECONDS, Resolver
 
 CONNECT_SECONDS = 5.0
 """Longest wait for a connection with its TLS handshake, after the lookup of the name."""
@@ -24,7 +25,11 @@ DIALLED = 8
 NEXT_SECONDS = 0.25
 """Time for which an address may answer before the next one is tried too (RFC 8305, section 5)."""
 _UNREACHED = frozenset(("dns_error", "dns_timeout", "connection_refused", "connect_timeout"))
-_EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+_NO_WAY = frozenset((errno.ENETUNREACH, errno.EAFNOSUPPORT))
+"""Errors for addresses of a family that this machine does not use."""
+_UNKNOWN_AUTHORITY = frozenset((2, 18, 19, 20))
+"""OpenSSL's codes (X509_V_ERR_…) for an issuer that is missing, or a root or a certificate that nobody trusts."""
+_ERRNO = re.compile(r"\[Errno (\d+)\]")
 
 AddrInfo: TypeAlias = tuple[int, int, int, str, tuple[str, int] | tuple[str, int, int, int]]
 """An address as ``socket.getaddrinfo`` writes it."""
@@ -56,6 +61,11 @@ class Connector:
         self._peer = (host, port) if proxy is None else (proxy.host, proxy.port)
         self._resolver = None if is_address(self._peer[0]) else Resolver(self._peer[0])
 
+    @property
+    def lookup_seconds(self) -> float:
+        """The longest time that looking up the name takes; 0 for an address."""
+        return 0.0 if self._resolver is None else LOOKUP_SECONDS
+
     def renew(self, tls: ssl.SSLContext) -> None:
         """Use ``tls`` for new connections, unless they are made without TLS."""
         if self._tls is not None:
@@ -65,7 +75,7 @@ class Connector:
         """Return a protocol of its own on a new connection; ``exchange`` records how long the steps took.
 
         Raises NotConnected: dns_error, dns_timeout, ssrf_blocked, connection_refused, connect_timeout, proxy_error,
-        tls_error or internal. Leaves nothing open when it raises or is cancelled.
+        tls_error or relay_exhausted. Leaves nothing open when it raises or is cancelled.
         """
         try:
             addresses = await self._addresses(exchange)
@@ -94,7 +104,7 @@ class Connector:
         """Return the addresses to dial, judged."""
         addresses: Sequence[str] = (self._peer[0],)
         if self._resolver is not None:
-            with exchange.timed("dns"):
+            with exchange.timed("dns"), exchange.unlimited():
                 addresses = await self._resolver.addresses()
         if self._proxy is None:
             self._guard.judge(addresses)
@@ -124,7 +134,9 @@ class Connector:
             with exchange.timed("tls"):
                 return (await create(protocol, sock=dialled, ssl=self._tls, server_hostname=self._host))[1]
         except ssl.SSLCertVerificationError as error:
-            reason = f"the certificate is not accepted: {error.verify_message}"
+            unknown = error.verify_code in _UNKNOWN_AUTHORITY
+            advice = ": its authority is not one that the sink trusts (ca_file, or the system's)" if unknown else ""
+            reason = f"the certificate is not accepted: {error.verify_message}{advice}"
         except ssl.SSLError as error:
             reason = f"the TLS handshake failed: {error.reason or 'closed'}"
         except OSError as error:
@@ -149,13 +161,22 @@ def _addr_info(address: str, port: int) -> AddrInfo:
 
 
 def _not_connected(error: OSError) -> NotConnected:
-    if error.errno in _EXHAUSTED:
-        return NotConnected("internal", f"no socket to connect with: {_system_text(error)}")
-    if error.errno == errno.ETIMEDOUT:
+    numbers = _numbers(error)
+    reached = [number for number in numbers if number not in _NO_WAY]
+    if len(reached) == 1 and (own := exhausted_by(reached[0])) is not None:
+        return own
+    if numbers == (errno.ETIMEDOUT,):
         return NotConnected("connect_timeout", "no connection was made: the system gave up waiting")
     return NotConnected("connection_refused", f"no connection was made: {_system_text(error)}")
 
 
+def _numbers(error: OSError) -> Sequence[int]:
+    """Return the different errors of the system in ``error``, which has several if several addresses were dialled."""
+    if error.errno:
+        return (error.errno,)
+    return tuple(dict.fromkeys(int(number) for number in _ERRNO.findall(str(error))))
+
+
 def _system_text(error: OSError) -> str:
-    """Return the system's message for ``error``, without the address that its own text may hold."""
-    return os.strerror(error.errno) if error.errno else type(error).__name__
+    """Return the system's messages for ``error``, without the addresses that its own text may hold."""
+    return "; ".join(map(os.strerror, _numbers(error))) or type(error).__name__

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 
-from outbox_relay.sinks.webhook.exchange import NotConnected
+from outbox_relay.sinks.webhook.exchange import NotConnected, exhausted_by
 
 _NAT64 = IPv6Network("64:ff9b::/96")
 """Such an address leads to the IPv4 address at its end (RFC 6052)."""
@@ -76,6 +77,8 @@ def _is_here(address: str) -> bool:
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind((address, 0))
-    except OSError:
+    except OSError as error:
+        if (own := exhausted_by(error.errno)) is not None and error.errno != errno.EADDRNOTAVAIL:
+            raise own from None
         return ip_address(address).is_unspecified
     return True

@@ -12,6 +12,11 @@ from outbox_relay.sinks.webhook.exchange import Exchange
 
 KEPT_SECONDS = 4.0
 """Time for which a connection without a request is kept. Many servers close theirs after 5 s."""
+AGE_SECONDS = 60.0
+"""Age from which a connection carries no further request.
+
+The next connection looks the name up again, so that requests follow a name that moves.
+"""
 
 
 class ConnectionPool:
@@ -23,6 +28,7 @@ class ConnectionPool:
         self._used: set[HttpConnection] = set()
         self._kept: deque[tuple[float, HttpConnection]] = deque()
         self._sweep: asyncio.TimerHandle | None = None
+        self._renewed_at = float("-inf")
 
     async def send(self, exchange: Exchange, request: bytes) -> None:
         """Send ``request`` over a kept or a new connection, as ``HttpConnection.send`` does.
@@ -37,6 +43,11 @@ class ConnectionPool:
             finally:
                 self._used.remove(connection)
                 self._put_back(connection)
+
+    def renew(self) -> None:
+        """Send no further request over a connection that was made, or begun, before now."""
+        self._renewed_at = time.monotonic()
+        self._drop_kept()
 
     def drop(self) -> None:
         """End every connection, at once."""
@@ -53,18 +64,22 @@ class ConnectionPool:
             self._drop_kept()
         while self._kept:
             since, connection = self._kept.pop()
-            if connection.reusable and time.monotonic() - since < KEPT_SECONDS:
+            if self._is_reusable(connection) and time.monotonic() - since < KEPT_SECONDS:
                 return connection
             connection.abort()
         return None
 
     def _put_back(self, connection: HttpConnection) -> None:
-        if not connection.reusable:
+        if not self._is_reusable(connection):
             connection.abort()
             return
         self._kept.append((time.monotonic(), connection))
         if self._sweep is None:
             self._sweep = asyncio.get_running_loop().call_later(KEPT_SECONDS, self._drop_old)
+
+    def _is_reusable(self, connection: HttpConnection) -> bool:
+        oldest = max(self._renewed_at, time.monotonic() - AGE_SECONDS)
+        return connection.reusable and connection.made_at > oldest
 
     def _drop_kept(self) -> None:
         while self._kept:

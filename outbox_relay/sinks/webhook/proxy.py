@@ -14,6 +14,7 @@ from outbox_relay.sinks.webhook.response import status_text
 
 HEAD_BYTES = 16 * 1024
 """Longest status line and headers of a proxy's response."""
+_AUTHENTICATION_REQUIRED = 407
 _TOO_LONG = 431
 """The status that h11 suggests for a head that is too long."""
 
@@ -48,7 +49,8 @@ class Proxy:
         except OSError:
             raise NotConnected("proxy_error", "the connection to the proxy was reset") from None
         if not 200 <= status <= 299:
-            raise NotConnected("proxy_error", f"the proxy answered {status_text(status)}")
+            advice = ": it wants proxy_authorization_file" if status == _AUTHENTICATION_REQUIRED else ""
+            raise NotConnected("proxy_error", f"the proxy answered {status_text(status)}{advice}")
         if extra:  # the destination has been told nothing yet
             raise NotConnected("proxy_error", "the proxy's response is no answer to CONNECT")
 

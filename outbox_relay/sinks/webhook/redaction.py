@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable
 from urllib.parse import parse_qsl, quote, quote_plus, urlsplit
 
+from outbox_relay.domain.hidden_values import without
+
 ANSWER_CHARS = 1000
 """Longest text that is kept of a response, in characters."""
 SECRET_CHARS = 4
@@ -48,12 +50,17 @@ def url_without_secrets(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{target}"
 
 
-def readable(prefix: bytes, secrets: Iterable[str], sent: bytes) -> str | None:
+def readable(
+    prefix: bytes, secrets: Iterable[str], sent: bytes, *, personal: Iterable[str] = (), cut: bool = False
+) -> str | None:
     """Return the beginning of a response as one line of at most ``ANSWER_CHARS`` characters, or None when it is empty.
 
-    ``secrets`` are removed in every escaping in which responses repeat them; those shorter than ``SECRET_CHARS`` are
-    ignored. Nothing is kept of a response that repeats ``sent``. Pieces shorter than ``ECHO_BYTES`` are not noticed:
-    any response may hold them.
+    ``secrets`` are removed in every escaping in which responses repeat them, and ``personal`` values, such as a key,
+    where they stand as a whole word. Those shorter than ``SECRET_CHARS`` are ignored. With ``cut`` the response goes
+    on, so that the beginning of such a value at its end is removed too.
+
+    Nothing is kept of a response that repeats ``sent``. Pieces shorter than ``ECHO_BYTES`` are not noticed: any
+    response may hold them.
     """
     if not prefix:
         return None
@@ -63,7 +70,9 @@ def readable(prefix: bytes, secrets: Iterable[str], sent: bytes) -> str | None:
         return ECHO
     text = _ESCAPE.sub("", prefix.decode("utf-8", "replace"))
     text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    text = _without(text, secrets)
+    secrets = list(secrets)
+    words = [word for secret in secrets for word in secret.split() if len(word) >= WORD_CHARS]
+    text = _without(text, _forms_of([*secrets, *words]), _forms_of(personal), cut=cut)
     return text if len(text) <= ANSWER_CHARS else text[: ANSWER_CHARS - 1] + "…"
 
 
@@ -87,15 +96,15 @@ def _pieces(text: bytes, size: int) -> set[bytes]:
     return {text[at : at + size] for at in range(len(text) - size + 1)}
 
 
-def _without(text: str, secrets: Iterable[str]) -> str:
-    known = {secret for secret in secrets if len(secret) >= SECRET_CHARS}
-    known |= {word for secret in known for word in secret.split() if len(word) >= WORD_CHARS}
-    written = {form for secret in known for form in _forms(secret)}
-    for form in sorted(written, key=len, reverse=True):
-        text = text.replace(form, REDACTED)
-    # The response may have been cut in the middle of a secret.
-    cut = max((_cut(text, form) for form in written), default=0)
-    text = text[: len(text) - cut] + REDACTED if cut else text
+def _forms_of(values: Iterable[str]) -> set[str]:
+    return {form for value in values if len(value) >= SECRET_CHARS for form in _forms(value)}
+
+
+def _without(text: str, secrets: set[str], personal: set[str], *, cut: bool) -> str:
+    for form in sorted(secrets | personal, key=len, reverse=True):
+        text = without(text, form, REDACTED, anywhere=form in secrets)
+    if cut and (hidden := max((_cut(text, form) for form in secrets | personal), default=0)):
+        text = text[: len(text) - hidden] + REDACTED
     return _SIGNING_SECRET.sub(REDACTED, text)
 
 

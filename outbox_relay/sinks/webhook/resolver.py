@@ -9,10 +9,10 @@ from contextlib import suppress
 from threading import Thread
 from typing import TypeAlias
 
-from outbox_relay.sinks.webhook.exchange import NotConnected
+from outbox_relay.sinks.webhook.exchange import NotConnected, exhausted, exhausted_by
 
-LOOKUP_SECONDS = 5.0
-"""Longest wait for a lookup."""
+LOOKUP_SECONDS = 10.0
+"""Longest wait for a lookup. A resolver asks the next name server after 5 s by default."""
 KEPT_SECONDS = 2.0
 """Time for which addresses serve further connections. Each connection checks them again."""
 FAILED_SECONDS = 5.0
@@ -84,7 +84,7 @@ class Resolver:
         try:
             Thread(target=look_up, name="lookup", daemon=True).start()
         except RuntimeError:
-            self._returned(lookup, NotConnected("dns_error", "no thread can be started to look up the host's name"))
+            self._returned(lookup, exhausted("no thread can be started to look up the host's name"))
         return lookup
 
     def _returned(self, lookup: asyncio.Future[Found], found: Found) -> None:
@@ -108,11 +108,24 @@ def _look_up(host: str) -> Found:
         entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
         found = tuple(dict.fromkeys(str(address[0]) for _, _, _, _, address in entries))
     except socket.gaierror as error:
-        return NotConnected("dns_error", f"the host's name has no address: {error.strerror or 'no reason given'}")
+        return _no_descriptor() or NotConnected(
+            "dns_error", f"the host's name has no address: {error.strerror or 'no reason given'}"
+        )
     except Exception as error:  # names that the system's codec refuses, answers that are none
-        return NotConnected("dns_error", f"the host's name could not be looked up: {type(error).__name__}")
+        return _no_descriptor() or NotConnected(
+            "dns_error", f"the host's name could not be looked up: {type(error).__name__}"
+        )
     if not found:
         return NotConnected("dns_error", "the host's name has no address")
     if len(found) > ADDRESSES:
         return NotConnected("dns_error", f"the host's name has more than {ADDRESSES:,} addresses")
     return found
+
+
+def _no_descriptor() -> NotConnected | None:
+    """Return the fault if no socket can be opened: the system's resolver may call that a failure of the name server."""
+    try:
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM).close()
+    except OSError as error:
+        return exhausted_by(error.errno)
+    return None

@@ -31,7 +31,8 @@ class NoResponse:
     """A request without a response.
 
     ``code`` is one of dns_error, dns_timeout, connection_refused, connect_timeout, tls_error, ssrf_blocked,
-    proxy_error, deadline, read_timeout, connection_reset, disconnected, protocol_error, withdrawn, internal.
+    proxy_error, deadline, read_timeout, connection_reset, disconnected, protocol_error, withdrawn, internal,
+    relay_exhausted.
     ``sent`` tells whether the destination may have processed the request: False only when nothing of it was sent, not
     even over a kept connection that was found closed. ``reason`` is a line for people: no URL, no address that a name
     resolves to, no secret.

@@ -24,13 +24,15 @@ from outbox_relay.sinks.webhook.response import NoResponse, Response, status_tex
 
 GATEWAY = frozenset((502, 503, 504, *range(520, 528), 530))
 """Statuses of gateways whose origin does not answer. Those from 520 on are those of Cloudflare."""
+RELAY = "this relay"
+"""The part in trouble if the relay had nothing left to connect with: the circuit is the destination's and stays."""
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 _DATES = ("%a, %d %b %Y %H:%M:%S GMT", "%A, %d-%b-%y %H:%M:%S GMT", "%a %b %d %H:%M:%S %Y")
 """The three forms of a date in HTTP (RFC 9110, 5.6.7), the last two obsolete but still in use."""
 _HOST = re.compile(r"[A-Za-z0-9._:-]{1,253}")
 
-ToText = Callable[[bytes], str | None]
-"""Turns the beginning of a body into a text that may be kept."""
+ToText = Callable[[Response], str | None]
+"""Turns the beginning of a response's body into a text that may be kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,8 @@ def verdict(outcome: Response | NoResponse, policy: ResponsePolicy, to_text: ToT
 
 def _of_no_response(outcome: NoResponse) -> Verdict:
     attempt = Attempt(outcome.code, outcome.seconds, None, outcome.timings)
+    if outcome.code == "relay_exhausted":
+        return Unavailable(outcome.reason, attempt=attempt, part=RELAY)
     if outcome.sent:
         return Failed(outcome.reason, attempt=attempt)
     return Unavailable(outcome.reason, attempt=attempt)
@@ -68,7 +72,7 @@ def _of_failure(response: Response, policy: ResponsePolicy, to_text: ToText, now
     wait = retry_after_seconds(response.headers, policy.retry_after_max_seconds, now)
 
     def attempt(code: str = f"http_{status}") -> Attempt:
-        return Attempt(code, response.seconds, to_text(response.prefix), response.timings)
+        return Attempt(code, response.seconds, to_text(response), response.timings)
 
     said = f"answered {status_text(status)}"
     if wish == "abort-message":

@@ -6,7 +6,7 @@ import asyncio
 import ssl
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 from outbox_relay.domain.event import StoredEvent
@@ -16,15 +16,18 @@ from outbox_relay.formats import signatures
 from outbox_relay.sinks.webhook.client import HttpClient
 from outbox_relay.sinks.webhook.exchange import NotConnected
 from outbox_relay.sinks.webhook.proxy import Proxy
+from outbox_relay.sinks.webhook.reader import PREFIX_BYTES
 from outbox_relay.sinks.webhook.redaction import readable, secrets_of_url, url_without_secrets
 from outbox_relay.sinks.webhook.request import Credentials, Request, RequestFormat, make_request
 from outbox_relay.sinks.webhook.response import NoResponse, Response
 from outbox_relay.sinks.webhook.results import ResponsePolicy, verdict
 
-CHECK_SECONDS = 15.0
-"""Longest wait of ``check``: for the name, the connection and the TLS handshake together."""
 LISTEN_SECONDS = 1.0
 """Time for which ``check`` listens after the handshake, when a server with TLS 1.3 asks for a certificate."""
+EXHAUSTED_SECONDS = 1.0
+"""Time for which a request keeps its slot when the relay had nothing left to connect with, so that few others try."""
+LATE = Unavailable("not sent before its lease ended", behind=True, untouched=True)
+"""The verdict of an event whose connection took too long, for a slow look-up for example. It says nothing more."""
 ALL_ENDED = "every signing secret of this sink has ended: nothing is sent unsigned"
 
 
@@ -70,7 +73,7 @@ class WebhookSink:
         max_in_flight: int = 64,
         delivery_details: bool = False,
     ) -> None:
-        self.timeout_seconds = timeout_seconds
+        self._request_seconds = timeout_seconds
         self.max_in_flight = max_in_flight
         self._name = name
         self._delivery_details = delivery_details
@@ -88,6 +91,7 @@ class WebhookSink:
             tls=endpoint.tls,
             proxy=self._proxy(),
         )
+        self.timeout_seconds = timeout_seconds + self._client.lookup_seconds
 
     def __repr__(self) -> str:
         return f"WebhookSink({self._name!r})"
@@ -102,13 +106,12 @@ class WebhookSink:
         return None if proxy is None else Proxy(*proxy, lambda: self._credentials.proxy_authorization)
 
     def renew(self, credentials: Credentials, tls: ssl.SSLContext | None = None) -> None:
-        """Sign with these keys and send these headers from the next request on, with ``tls`` from the next connection.
+        """Sign with these keys, send these headers and use ``tls`` from the next request on.
 
         Never fails: a reload is applied as a whole. None for ``tls`` keeps the context.
         """
         self._credentials = credentials
         if tls is not None:
-            self._endpoint = replace(self._endpoint, tls=tls)
             self._client.renew(tls)
 
     async def open(self) -> None:
@@ -121,7 +124,7 @@ class WebhookSink:
 
     async def _one(self, event: StoredEvent, until: float, attempt: int) -> Verdict:
         if lease_clock() >= until:
-            return Unavailable("not delivered in time")
+            return LATE
         credentials, now = self._credentials, time.time()
         if not signatures.active_keys(credentials.keys, now):
             return Unavailable(ALL_ENDED, attempt=Attempt("config_error"))
@@ -132,25 +135,27 @@ class WebhookSink:
             # A ValueError of ours holds nothing of the event; a library's may.
             return Refused(str(error) if type(error) is ValueError else unmade, attempt=Attempt("config_error"))
         resets = self._resets
-        outcome = await self._client.post(made.headers, made.body, self.timeout_seconds, until)
+        outcome = await self._client.post(made.headers, made.body, self._request_seconds, until)
+        if isinstance(outcome, NoResponse) and outcome.code == "relay_exhausted":
+            await asyncio.sleep(min(EXHAUSTED_SECONDS, max(0.0, until - lease_clock())))
         if resets != self._resets and isinstance(outcome, NoResponse):
             return Unavailable("the sink was reset")
         if isinstance(outcome, NoResponse) and outcome.code == "withdrawn":
-            return Unavailable("not delivered in time")
+            return LATE
         found = verdict(outcome, self._policy, partial(self._readable, made, credentials), time.time())
         if found is DELIVERED and isinstance(outcome, Response) and (self._delivery_details or attempt):
             return Delivered(outcome.status, outcome.seconds)
         return found
 
-    def _readable(self, made: Request, credentials: Credentials, prefix: bytes) -> str | None:
+    def _readable(self, made: Request, credentials: Credentials, response: Response) -> str | None:
         signatures = made.signature.split(" ")
         secrets = {
             *self._url_secrets,
             *credentials.headers.values(),
-            *made.personal,
             *(each.partition(",")[2] for each in signatures),
         }
-        return readable(prefix, secrets, made.body)
+        cut = not response.whole or len(response.prefix) >= PREFIX_BYTES
+        return readable(response.prefix, secrets, made.body, personal=made.personal, cut=cut)
 
     async def reset(self) -> None:
         """Drop every connection and end the requests under way; nothing of them is sent later."""
@@ -158,16 +163,16 @@ class WebhookSink:
         await self._client.reset()
 
     async def check(self) -> str | None:
-        """Connect, shake hands and listen for a while. Return the problem found, or None. Posts nothing."""
+        """Connect, shake hands and listen for a while. Return the problem found, or None. Posts nothing.
+
+        Each step has its own time limit.
+        """
         if not signatures.active_keys(self._credentials.keys, time.time()):
             return ALL_ENDED
         try:
-            async with asyncio.timeout(CHECK_SECONDS):
-                return await (await self._client.connect(_Listener)).wait_for_close()
+            return await (await self._client.connect(_Listener)).wait_for_close()
         except NotConnected as error:
             return f"{error.code}: {error.reason}"
-        except TimeoutError:
-            return f"connect_timeout: no connection was made within {CHECK_SECONDS:g} s"
 
     async def close(self) -> None:
         """End every request under way and close the connections."""

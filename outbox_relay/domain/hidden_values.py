@@ -1,0 +1,23 @@
+"""Texts without the values that they must not show. Pure."""
+
+from __future__ import annotations
+
+import re
+
+LONG = 8
+"""Least number of characters of a secret that is found inside a longer word, which cannot be there by chance."""
+
+_BEGIN = r"(?:(?<![^\W_])|(?<=%[0-9A-Fa-f]{2})|(?<=\\[bfnrt])|(?<=\\u[0-9A-Fa-f]{4})|(?<=\\x[0-9A-Fa-f]{2}))"
+"""The beginning of a word. An escaped character before it seems to end with a letter or digit of the word."""
+_END = r"(?![^\W_])"
+
+
+def without(text: str, value: str, shown: str, *, anywhere: bool) -> str:
+    """Return ``text`` with ``shown`` in place of ``value`` where that is a whole word, or several.
+
+    ``anywhere``: a value of at least ``LONG`` characters is replaced inside longer words too.
+    """
+    if anywhere and len(value) >= LONG:
+        return text.replace(value, shown)
+    begin, end = _BEGIN if value[:1].isalnum() else "", _END if value[-1:].isalnum() else ""
+    return re.sub(begin + re.escape(value) + end, lambda _: shown, text)
