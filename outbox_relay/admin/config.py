@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from outbox_relay.admin.alive import ALIVE_SECONDS
 from outbox_relay.postgres.store import Store
 from outbox_relay.settings import Settings
-from outbox_relay.settings.effective import Plain, recorded, without_hash
+from outbox_relay.settings.effective import REFUSAL, Plain, recorded, without_hash
 
 
 class Differences(NamedTuple):
@@ -59,6 +59,7 @@ def _settings_of(file: Mapping[str, Plain], config: Mapping[str, Plain]) -> list
     return [
         setting
         for setting in dict.fromkeys((*file, *config))
+        if setting != REFUSAL
         if _sink_of(setting) not in alone or setting == f"sinks.{_sink_of(setting)}.type"
     ]
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 OBEYED = "paused; relays start no new deliveries after about 2 s and finish those in flight"
 """Relays look for a pause every second."""
+NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
+"""Errors that say that a text is not the name of a file."""
 
 
 def add(commands: Any) -> None:
@@ -35,7 +39,7 @@ def add(commands: Any) -> None:
     emit = add_command(commands, "emit", _emit, "emit one event in a transaction of its own, and print its uid")
     emit.add_argument("type", type=text, metavar="TYPE", help="the event's type, such as order.created")
     emit.add_argument("--key", type=text, help="events of one key are delivered in order")
-    emit.add_argument("--payload", metavar="FILE", help="the payload, byte for byte; - is stdin; default: {}")
+    emit.add_argument("--payload", metavar="FILE", help="the payload: a file, - for stdin, or JSON; default: {}")
     emit.add_argument("--header", type=header, metavar="NAME=VALUE", action="append", default=[], help="a header")
     emit.add_argument("--content-type", type=text, metavar="TYPE", help="default: application/json, which is checked")
     emit.add_argument(
@@ -102,7 +106,10 @@ def _emit(arguments: argparse.Namespace) -> int:
 
 
 def _payload(name: str | None) -> bytes:
-    """Read a file, or stdin for ``-``, up to ``PAYLOAD_BYTES``. Raises ``ConfigurationError``."""
+    """Read a file, or stdin for ``-``, up to ``PAYLOAD_BYTES``; return what begins as JSON and is no file as it is.
+
+    Raises ``ConfigurationError``.
+    """
     if name is None:
         return b"{}"
     try:
@@ -112,7 +119,10 @@ def _payload(name: str | None) -> bytes:
             with Path(name).open("rb") as file:
                 payload = file.read(PAYLOAD_BYTES + 1)
     except OSError as error:
-        raise ConfigurationError(f"--payload {name}: {error.strerror}") from None
+        if error.errno not in NO_FILE or not name.lstrip().startswith(("{", "[", '"')):
+            said = f"--payload {name}: {error.strerror}: name a file, - for stdin, or write the JSON itself"
+            raise ConfigurationError(said) from None
+        payload = os.fsencode(name)
     if len(payload) > PAYLOAD_BYTES:
         raise ConfigurationError(f"--payload {name}: is larger than {PAYLOAD_BYTES} bytes")
     return payload

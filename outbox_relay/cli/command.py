@@ -11,14 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from outbox_relay.cli import arguments
-from outbox_relay.cli.output import keep_libraries_quiet
+from outbox_relay.cli.output import keep_libraries_quiet, say
+from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.file_reading import FILES
 
 if TYPE_CHECKING:
     from outbox_relay.postgres.store import Store
     from outbox_relay.settings import Settings
+    from outbox_relay.settings.model import DatabaseSettings
 
 T = TypeVar("T")
+POOLER = "OUTBOX_RELAY_DATABASE__POOLER"
+"""The variable that says whether a pooler is between a command and the database."""
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
@@ -69,6 +73,24 @@ def read_settings(arguments: argparse.Namespace) -> Settings:
     return settings.load(arguments.config, os.environ, arguments.dsn)
 
 
+def load_database(arguments: argparse.Namespace) -> DatabaseSettings:
+    """Return where the database is. With ``--dsn`` a faulty configuration is reported and not used.
+
+    Raises ``ConfigurationError`` for a faulty one without ``--dsn``.
+    """
+    from outbox_relay import settings
+
+    try:
+        return load_settings(arguments).database
+    except ConfigurationError as error:
+        if arguments.dsn is None:
+            raise ConfigurationError(f"{error}\nwith --dsn DSN, this command needs no configuration") from None
+        environ = {name: os.environ[name] for name in (POOLER,) if name in os.environ}
+        database = settings.load(None, environ, arguments.dsn).database
+    say("the configuration has faults, which outbox-relay check lists: it is not used, --dsn names the database")
+    return database
+
+
 def query(
     arguments: argparse.Namespace,
     ask: Callable[[Store], Awaitable[T]],
@@ -82,7 +104,7 @@ def query(
     """
     from outbox_relay import admin
 
-    database = load_settings(arguments).database
+    database = load_database(arguments)
     database.require_dsn()
     keep_libraries_quiet()
 

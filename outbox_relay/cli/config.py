@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from typing import Any
 
 from outbox_relay.cli.command import add_command, add_group, load_settings, query
 from outbox_relay.cli.output import DONE, say
+from outbox_relay.domain.file_reading import FILES
 
 
 def add(commands: Any) -> None:
@@ -22,11 +24,14 @@ def add(commands: Any) -> None:
 def _show(arguments: argparse.Namespace) -> int:
     from outbox_relay.settings import effective
 
-    found = effective.shown(load_settings(arguments))
+    loaded = load_settings(arguments)
+    found, secrets = effective.shown(loaded), FILES.call(lambda: effective.fingerprints(loaded, os.environ))
     if arguments.json:
-        print(json.dumps(found))
-    else:
-        print("\n".join(f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in found.items()))
+        print(json.dumps({**found, "fingerprints": {name: each._asdict() for name, each in secrets.items()}}))
+        return DONE
+    for name, value in found.items():
+        comment = f"  # {secrets[name]}" if name in secrets else ""
+        print(f"{name} = {json.dumps(value, ensure_ascii=False)}{comment}")
     return DONE
 
 

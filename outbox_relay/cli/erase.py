@@ -13,6 +13,7 @@ from outbox_relay.cli.command import add_command, load_settings, query
 from outbox_relay.cli.confirmation import actor, add_yes, confirmed
 from outbox_relay.cli.output import DONE, FAILED, say
 from outbox_relay.cli.progress import ProgressLine
+from outbox_relay.domain.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from outbox_relay.admin import Erased
@@ -119,7 +120,10 @@ def _say_what_is_left(archives: Sequence[Mapping[str, Any]], result: Erased) -> 
 
 def _archives(arguments: argparse.Namespace, result: Erased) -> list[dict[str, Any]]:
     """Return the archives that hold the events, or may, as their manifests say."""
-    configured = load_settings(arguments).retention.archive
+    try:
+        configured = load_settings(arguments).retention.archive
+    except ConfigurationError:  # the command was given --dsn
+        configured = ""
     until = time.monotonic() + MANIFEST_SECONDS
     found = [{"address": address, "holds": _holds(address, result, configured, until)} for address in result.archives]
     return [each for each in found if each["holds"] is not False]

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from outbox_relay.cli.arguments import PAYLOAD_BYTES, PAYLOAD_LEAST, integer_between
-from outbox_relay.cli.command import add_command, load_settings
+from outbox_relay.cli.command import add_command, load_database
 from outbox_relay.cli.confirmation import actor, add_reason
 from outbox_relay.cli.output import DONE
 from outbox_relay.domain.file_reading import FILES
@@ -80,7 +80,5 @@ def _rebase(arguments: argparse.Namespace) -> int:
 
 
 def _owner_dsn(arguments: argparse.Namespace) -> str:
-    """Return the connection string for a change of the schema. With ``--dsn`` alone, no settings are read."""
-    if arguments.dsn is not None and arguments.config is None:
-        return arguments.dsn
-    return FILES.call(load_settings(arguments).database.dsn)
+    """Return the connection string for a change of the schema. With ``--dsn``, no settings are read."""
+    return FILES.call(load_database(arguments).dsn) if arguments.dsn is None else arguments.dsn

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from outbox_relay.cli.arguments import text
-from outbox_relay.cli.command import add_command, load_settings
+from outbox_relay.cli.command import add_command, load_database
 from outbox_relay.cli.output import DONE
 from outbox_relay.domain.errors import ConfigurationError
 
@@ -77,7 +77,7 @@ def _ui(arguments: argparse.Namespace) -> int:
     from outbox_relay.service import logs
     from outbox_relay.ui.server import Serving, serve
 
-    database = load_settings(arguments).database
+    database = load_database(arguments)
     database.require_dsn()
     logs.configure("info", "json" if not sys.stderr.isatty() else "console")
     serving = Serving(

@@ -38,6 +38,13 @@ MOST_SHARE = 0.25
 PIECE_BYTES = 64 * 1024
 
 _reading = threading.local()
+_read: dict[Path, int] = {}
+"""The hash of what was last read of each file, under the key of this process."""
+
+
+def contents_read() -> dict[Path, int]:
+    """Return a hash of what was last read of each file, to tell later whether its contents have changed."""
+    return dict(_read)
 
 
 def read_file(path: Path, limit: int) -> bytes:
@@ -49,9 +56,11 @@ def read_file(path: Path, limit: int) -> bytes:
         is_regular = stat.S_ISREG(path.stat().st_mode)
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if is_regular else os.O_NONBLOCK))
         try:
-            return _contents(descriptor, limit + 1, None if is_regular else _Patience(READ_SECONDS))
+            found = _contents(descriptor, limit + 1, None if is_regular else _Patience(READ_SECONDS))
         finally:
             os.close(descriptor)
+    _read[path] = hash(found)
+    return found
 
 
 class _Patience:

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+import re
+import ssl
+from pathlib import Path
+from typing import Any, Final
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 ENCODE = "write postgresql://USER@HOST:5432/DATABASE, with special characters of the password percent-encoded"
+SECRETS: Final = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
+"""The parameters of a connection string that are secret."""
+REDACTED: Final = "[redacted]"
+AUTHORITIES: Final = (
+    "/etc/ssl/certs/ca-certificates.crt",  # Debian, Alpine
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",  # Red Hat
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",  # SUSE
+    "/etc/ssl/cert.pem",  # Alpine, BSD
+)
+"""The usual places of the file with the certificates of the authorities that a system trusts."""
 
 
 def parsed(dsn: str) -> dict[str, Any]:
@@ -35,3 +50,35 @@ def fault(dsn: str) -> str | None:
     if any(port.strip() and not port.strip().isdecimal() for port in ports):
         return f"its port is not a number, so a part of the password was probably taken for it: {ENCODE}"
     return None
+
+
+def redacted(text: str, dsn: str) -> str:
+    """Return ``text`` with each secret of ``dsn`` replaced, unless it is a word that ``dsn`` has elsewhere too."""
+    try:
+        given = parsed(dsn)
+    except psycopg.Error:
+        return REDACTED
+    secrets = {str(given.pop(name)) for name in SECRETS if given.get(name)}
+    for secret in sorted(secrets - {str(value) for value in given.values()}, key=len, reverse=True):
+        text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", REDACTED, text)
+    return text
+
+
+def find_authorities(dsn: str) -> None:
+    """Let ``sslrootcert=system`` mean the authorities that this system trusts, unless the environment names others.
+
+    The OpenSSL inside psycopg's wheel looks for them where the machine that built it keeps them.
+    """
+    if os.environ.get("SSL_CERT_FILE") or not _wants_authorities(dsn):
+        return
+    places = (ssl.get_default_verify_paths().cafile, *AUTHORITIES)
+    if found := next((place for place in places if place and Path(place).is_file()), None):
+        os.environ["SSL_CERT_FILE"] = found
+
+
+def _wants_authorities(dsn: str) -> bool:
+    try:
+        given = parsed(dsn).get("sslrootcert")
+    except psycopg.Error:
+        return False
+    return (given or os.environ.get("PGSSLROOTCERT")) == "system"

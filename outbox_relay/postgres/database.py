@@ -40,7 +40,7 @@ from outbox_relay.postgres.connection import (
     is_direct,
 )
 from outbox_relay.postgres.connection_slots import ConnectionSlots, caller
-from outbox_relay.postgres.conninfo import parsed
+from outbox_relay.postgres.conninfo import find_authorities, parsed
 from outbox_relay.postgres.errors import (
     NOT_DIRECT,
     action_refusals,
@@ -123,10 +123,10 @@ class Database:
         Raises ``DatabaseUnavailable`` or ``DatabaseUnusable``.
         """
         await self.close()
-        conninfo = await self._conninfo()
+        dsn = await self._read_dsn()
         try:
             async with asyncio.timeout(CONNECT_SECONDS * 2):
-                connection = await self._connect(conninfo)
+                connection = await self._connect(dsn)
                 problem = encoding_fault(connection.info)
                 try:
                     await self._try(connection)
@@ -246,21 +246,26 @@ class Database:
     # -- connecting ---------------------------------------------------------------------------------------
 
     async def _conninfo(self) -> str:
+        dsn = await self._read_dsn()
+        return dsn if self._pooler else direct(dsn)
+
+    async def _read_dsn(self) -> str:
         try:
-            dsn = await CONNECTION_FILES.acall(self._dsn)
-            parsed(dsn)
+            parsed(dsn := await CONNECTION_FILES.acall(self._dsn))
         except (ConfigurationError, psycopg.ProgrammingError) as error:
             known = error if isinstance(error, ConfigurationError) else explain(error)
             # Once there was one, its file may be on the way to be replaced.
             raise (DatabaseUnavailable(str(known)) if self._has_dsn else known) from None
         self._has_dsn = True
-        return dsn if self._pooler else direct(dsn)
+        find_authorities(dsn)
+        return dsn
 
-    async def _connect(self, conninfo: str) -> Connection:
+    async def _connect(self, dsn: str) -> Connection:
+        conninfo = dsn if self._pooler else direct(dsn)
         try:
             return await Connection.connect(conninfo, autocommit=True, **cast(Any, CONNECTION_DEFAULTS))
         except psycopg.Error as error:
-            raise explain(error) from None
+            raise explain(error, dsn) from None
         except RuntimeError as error:
             if not is_thread_shortage(error):
                 raise

@@ -1,10 +1,11 @@
-"""Translation of database errors into errors of the relay, without any text that may hold a secret or a payload."""
+"""Translation of database errors into errors of the relay, without any secret or payload."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Final
 
 import psycopg
@@ -19,7 +20,7 @@ from outbox_relay.domain.errors import (
     RightMissing,
     StatementFailed,
 )
-from outbox_relay.postgres.conninfo import ENCODE
+from outbox_relay.postgres.conninfo import ENCODE, fault, redacted
 
 ANOTHER_SERVER: Final = "OR001"
 """The SQLSTATE with which ``outbox_internal.only_at`` refuses a statement."""
@@ -64,45 +65,54 @@ QUOTING: Final = ("21", "22", "23")
 
 # libpq gives no SQLSTATE if it cannot connect, only the server's message, which is in English by default.
 REFUSALS: Final = {
+    "08P01": re.compile(r"(startup|command.line) (option|parameter)s?|\boptions?\b.* not? .*\bsupport", re.IGNORECASE),
     "28000": re.compile(
-        r"authentication failed|no pg_hba\.conf entry|^role .* does not exist|is not permitted to log in"
+        r"authentication failed|no pg_hba\.conf entry|pg_hba\.conf rejects|^role .* does not exist|client certificate|"
+        r"is not permitted to log in|^no such user|password .* is wrong|[Uu]ser not found|SSL required|requires TLS|"
+        r"connection is insecure"
     ),
-    "3D000": re.compile(r"^database .* does not exist"),
+    "3D000": re.compile(r"^database .* does not exist|^no such database"),
     "42501": re.compile(r"^permission denied for database"),
-    "08P01": re.compile(r"^unsupported startup parameter|RDS Proxy .* support command-line options"),
+    "22023": re.compile(
+        r"^unrecognized configuration parameter|^invalid value for parameter|^permission denied to set parameter|"
+        r"^parameter .* (cannot be|requires)|^invalid command-line argument|^-.* requires a value"
+    ),
 }
 SET_POOLER: Final = 'set database.pooler = "transaction", or OUTBOX_RELAY_DATABASE__POOLER=transaction for a command'
 CONNECT_FIXES: Final = {
     "42501": "grant connect on the database to this user",
     "08P01": f"a pooler that keeps no session: {SET_POOLER}",
+    "22023": "correct the options in the DSN, or PGOPTIONS",
 }
 """Advice for refused connections, where it differs from the advice for a refused statement."""
 NOT_DIRECT: Final = f"a pooler keeps the settings of this connection from the server: {SET_POOLER}"
 """The error of a pooler that ignores them, as with ``ignore_startup_parameters = options``."""
-SERVER_MESSAGE: Final = re.compile(r"(?:FATAL|ERROR): +(.+)")
-KNOWN_PHRASES: Final = (
-    "Connection refused",
-    "No such file or directory",
-    "Name or service not known",
-    "No address associated with hostname",
-    "Temporary failure in name resolution",
-    "timeout expired",
-    "timed out",
-    "No route to host",
-    "Network is unreachable",
-    "Permission denied",
-    "server closed the connection unexpectedly",
-    "Connection reset by peer",
-    "server does not support SSL",
-    "certificate verify failed",
-    "session is read-only",
-    "session is not read-only",
-    "server is in hot standby mode",
-    "server is not in hot standby mode",
+SERVER_MESSAGE: Final = re.compile(r"^(?:FATAL|ERROR|PANIC): +(.+)")
+CORRECT: Final = "correct the DSN, or the file that it names"
+FAULTS: Final = {
+    re.compile(r"certificate verify failed"): "name the authority that signed the server's certificate, with "
+    "sslrootcert in the DSN or, for sslrootcert=system, with SSL_CERT_FILE",
+    re.compile(r"does not match host name"): "let host in the DSN be a name of the certificate; hostaddr may be any",
+    re.compile(
+        r"root certificate|private key|(certificate|key|crl) file|revocation list|host name (must be|from)|SSL value|"
+        r"server does not support (SSL|GSSAPI)|GSSAPI encryption required|SSL error: (?!unexpected eof)|weak sslmode|"
+        r"channel binding required|authentication method|^invalid |^could not match|is too long|^bad value|"
+        r"definition of service|service file|local user|no password supplied"
+    ): CORRECT,
+}
+"""libpq's words for a fault of the DSN, its files or the server's certificate → the fix. Waiting mends none of them."""
+UNCHECKED: Final = re.compile(r"host '[^\n]*?'")
+"""A host of a DSN that is not at hand, which may be a part of a misread password."""
+SEVERAL: Final = "Multiple connection attempts failed. All failures were:\n"
+ATTEMPT: Final = re.compile(r"^- host: '?(?P<host>.*?)'?, port: '?(?P<port>\w*?)'?, hostaddr: [^ ]*: ", re.MULTILINE)
+"""psycopg's heading of each of several attempts."""
+PREFIX: Final = re.compile(
+    r"connection (?:failed|is bad): |consuming input failed: |connection to server (?:at|on socket) \".*?\".*? failed: "
 )
-"""Phrases of libpq that are passed on. Other text may contain a part of a misread DSN, even its password."""
+"""psycopg's and libpq's words before a reason."""
+REASON_CHARS: Final = 300
+"""Longest reason that is quoted."""
 MALFORMED: Final = f"the DSN is not a connection string: {ENCODE}"
-MALFORMED_MESSAGE: Final = re.compile(r"invalid .*connection option|invalid port number|Servname not supported")
 UNSENT: Final = re.compile(r"placeholder|parameter missing|adapt|result")
 """psycopg's own refusals of a statement, of the class that refuses a malformed DSN too."""
 NO_MEMORY: Final = re.compile(
@@ -122,20 +132,22 @@ def encoding_fault(info: psycopg.ConnectionInfo) -> str | None:
     )
 
 
-def explain(error: psycopg.Error) -> RelayError:
+def explain(error: psycopg.Error, dsn: str | None = None) -> RelayError:
     """Return ``DatabaseUnavailable`` for an error that passes, ``DatabaseUnusable`` for one that needs a fix.
 
-    Return ``IncarnationChanged`` if another server than the caller's refused the statement.
+    Return ``IncarnationChanged`` if another server than the caller's refused the statement. ``dsn`` is the connection
+    string of a connection that was not made, whose secrets are replaced in libpq's text.
 
-    psycopg's own text may contain rows, passwords or whole DSNs. Only the primary message and the SQLSTATE of the
-    server, and known phrases of libpq, are passed on.
+    Of an answer of the server only the primary message and the SQLSTATE are passed on: its details may contain rows.
     """
     if error.sqlstate:
         return _answered(error.sqlstate, error.diag.message_primary or "")
     if isinstance(error, psycopg.OperationalError):
-        return _not_connected(error)
+        return _not_connected(error, dsn)
     if isinstance(error, psycopg.ProgrammingError) and not UNSENT.search(str(error)):
-        return DatabaseUnusable(MALFORMED)
+        if dsn is None or fault(dsn):
+            return DatabaseUnusable(MALFORMED)
+        return DatabaseUnusable(f"the DSN cannot be used: {redacted(str(error), dsn)}")
     return DatabaseUnavailable(f"the database could not be asked ({type(error).__name__})")
 
 
@@ -235,33 +247,63 @@ def _named_fix(said: str) -> str | None:
     return next((fix for part, fix in NAMED_FIXES.items() if part in said), None)
 
 
-def _not_connected(error: psycopg.OperationalError) -> RelayError:
-    text = str(error)
+def _not_connected(error: psycopg.OperationalError, dsn: str | None) -> RelayError:
+    if dsn is not None and (wrong := fault(dsn)):  # a part of the password may have been taken for a host
+        return DatabaseUnusable(f"the DSN cannot be used: {wrong}")
     where = _where(error)
     if error.pgconn is not None and error.pgconn.needs_password:
         return DatabaseUnusable(f"the database{where} requires a password, and the DSN contains none: {FIXES['28']}")
-    if fatal := SERVER_MESSAGE.search(text):
-        for state, said in REFUSALS.items():
-            if said.search(fatal[1]):
-                return DatabaseUnusable(f"the database{where} says: {fatal[1]}: {_fix(state)}")
-        return DatabaseUnavailable(f"the database{where} says: {fatal[1]}")
-    if MALFORMED_MESSAGE.search(text):
-        return DatabaseUnusable(MALFORMED)
-    reason = next((reason for reason in KNOWN_PHRASES if reason in text), "for a reason that may hold a secret")
-    return DatabaseUnavailable(f"no connection to the database{where}: {reason}")
+    text = str(error) if dsn is not None else UNCHECKED.sub("host", str(error))
+    attempts = list(dict.fromkeys(_attempts(text, where)))
+    reasons = list(chain.from_iterable(reasons for _, reasons in attempts))
+    connecting = dsn is not None or error.pgconn is not None
+    fix = next(filter(None, map(_fix, reasons)), None) if connecting else None
+    told = [(place, "; ".join(SERVER_MESSAGE.sub(r"\1", reason) for reason in reasons)) for place, reasons in attempts]
+    if len(told) > 1:
+        said = "no connection to the database: " + "; ".join(f"{place.strip()}: {why}" for place, why in told)
+    elif all(map(SERVER_MESSAGE.match, reasons)):
+        said = f"the database{told[0][0]} says: {told[0][1]}"
+    else:
+        said = f"no connection to the database{told[0][0]}: {told[0][1]}"
+    said = said if dsn is None else redacted(said, dsn)
+    return DatabaseUnavailable(said) if fix is None else DatabaseUnusable(f"{said}: {fix}")
 
 
-def _fix(state: str) -> str:
-    return CONNECT_FIXES.get(state) or FIXES[state[:2]]
+def _attempts(text: str, where: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the place of each attempt to connect, and the reasons why it failed, without libpq's remarks."""
+    _, several, failures = text.partition(SEVERAL)
+    if not several:
+        yield where, _reasons(text)
+        return
+    places = list(ATTEMPT.finditer(failures))
+    ends = [place.start() for place in places[1:]] + [len(failures)]
+    for place, end in zip(places, ends, strict=True):
+        yield f" at {place['host']}:{place['port']}", _reasons(failures[place.end() : end])
+
+
+def _reasons(text: str) -> tuple[str, ...]:
+    """Return what was said of one attempt, which is two with ``sslmode=prefer``: with TLS, and without."""
+    reasons: dict[str, None] = {}
+    for part in PREFIX.split(text):
+        lines = [line for line in part.strip().splitlines() if not line.startswith("\t")]
+        if lines:
+            reasons[lines[0] if SERVER_MESSAGE.match(lines[0]) else ". ".join(lines).rstrip(".")] = None
+    return tuple(reason[:REASON_CHARS] for reason in reasons)
+
+
+def _fix(reason: str) -> str | None:
+    """Return the fix for a reason that waiting does not mend, or None."""
+    if fatal := SERVER_MESSAGE.match(reason):
+        state = next((state for state, said in REFUSALS.items() if said.search(fatal[1])), None)
+        return state and (CONNECT_FIXES.get(state) or FIXES[state[:2]])
+    return next((fix for said, fix in FAULTS.items() if said.search(reason)), None)
 
 
 def _where(error: psycopg.OperationalError) -> str:
-    """Return host and port, unless they may be parts of a password that was not percent-encoded."""
     if error.pgconn is None:
         return ""
     try:
         host, port = error.pgconn.host.decode(), error.pgconn.port.decode()
     except (psycopg.Error, UnicodeDecodeError):
         return ""
-    safe = re.fullmatch(r"(/[\w./-]+|[\w.:-]+)", host) and re.fullmatch(r"[0-9]*", port)
-    return f" at {host}:{port}" if safe else ""
+    return f" at {host}:{port}" if host else ""

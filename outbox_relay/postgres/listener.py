@@ -29,6 +29,7 @@ from outbox_relay.domain.log_events import LOG_EVENTS
 from outbox_relay.domain.rate_limited_log import RateLimitedLog
 from outbox_relay.domain.thread_shortage import is_thread_shortage
 from outbox_relay.postgres.connection import database_identity, direct, fix_settings, is_direct
+from outbox_relay.postgres.conninfo import find_authorities
 from outbox_relay.postgres.errors import SET_POOLER, explain
 
 if TYPE_CHECKING:
@@ -272,7 +273,7 @@ class CommitListener:
             await connection.close()
 
     async def _connect(self, dsn: str) -> AsyncConnection[Any]:
-        connection = await _connected(direct(dsn, SERVER_KEEPALIVE))
+        connection = await _connected(dsn, SERVER_KEEPALIVE)
         try:
             await fix_settings(connection)
             await connection.execute("listen outbox")
@@ -285,7 +286,7 @@ class CommitListener:
 async def dsn_identity(dsn: str) -> DatabaseIdentity:
     """Return the identity of the database of ``dsn``. Raise ``DatabaseUnavailable`` or ``DatabaseUnusable``."""
     try:
-        async with asyncio.timeout(2 * ANSWER_SECONDS), await _connected(direct(dsn)) as connection:
+        async with asyncio.timeout(2 * ANSWER_SECONDS), await _connected(dsn) as connection:
             return await database_identity(connection)
     except TimeoutError:
         raise DatabaseUnavailable(f"the database did not answer within {2 * ANSWER_SECONDS:g} s") from None
@@ -293,12 +294,13 @@ async def dsn_identity(dsn: str) -> DatabaseIdentity:
         raise explain(error) from None
 
 
-async def _connected(conninfo: str) -> AsyncConnection[Any]:
+async def _connected(dsn: str, more_options: str = "") -> AsyncConnection[Any]:
     """Return a connection that keeps a session. Raises ``RelayError``."""
+    find_authorities(dsn)
     try:
-        connection = await AsyncConnection.connect(conninfo, autocommit=True, **cast(Any, KEEPALIVE))
+        connection = await AsyncConnection.connect(direct(dsn, more_options), autocommit=True, **cast(Any, KEEPALIVE))
     except psycopg.Error as error:
-        explained = explain(error)
+        explained = explain(error, dsn)
         raise (DatabaseUnusable(POOLED) if SET_POOLER in str(explained) else explained) from None
     keeps_session = False
     try:

@@ -133,7 +133,7 @@ class LookConnector:
                 connection.close()
                 raise
         except psycopg.Error as error:
-            raise explain(error) from None
+            raise explain(error, dsn) from None
         except TimeoutError:
             raise DatabaseUnavailable("the database did not answer in time") from None
         return connection

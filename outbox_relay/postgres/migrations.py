@@ -16,7 +16,7 @@ from psycopg import errors
 from psycopg.rows import tuple_row
 
 from outbox_relay.domain.errors import ConfigurationError, DatabaseUnavailable, DatabaseUnusable, RelayError
-from outbox_relay.postgres.conninfo import parsed
+from outbox_relay.postgres.conninfo import find_authorities, parsed
 from outbox_relay.postgres.errors import encoding_fault, explain
 from outbox_relay.postgres.schema_script import (
     LOCK_SECONDS,
@@ -142,7 +142,11 @@ def _connect(dsn: str) -> psycopg.Connection[tuple[Any, ...]]:
     defaults: dict[str, Any] = {"application_name": "outbox-relay migrate", "connect_timeout": CONNECT_SECONDS}
     for name in parsed(dsn):
         defaults.pop(name, None)
-    connection = psycopg.connect(dsn, autocommit=True, prepare_threshold=None, row_factory=tuple_row, **defaults)
+    find_authorities(dsn)
+    try:
+        connection = psycopg.connect(dsn, autocommit=True, prepare_threshold=None, row_factory=tuple_row, **defaults)
+    except psycopg.Error as error:
+        raise explain(error, dsn) from None
     # A snapshot from before a lock was granted would show an old version of the schema.
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     connection.read_only = False

@@ -85,7 +85,9 @@ class Service:
         watching = parts.recorded_config, parts.lag_watch, parts.schedules
         replaying = parts.replays, parts.replay_clients
         self._reload = reload = Reload(settings, read_settings, *served, *watching, *replaying)
-        self._reload_loop = ReloadLoop(reload.read, reload.apply, self._log, reload.describe)
+        self._reload_loop = ReloadLoop(
+            reload.read, reload.apply, self._log, reload.describe, parts.recorded_config.note_reload
+        )
         self._background = {**parts.background, "reload": self._reload_loop.run}
         self._readiness = Readiness(self._relays, lambda: self._reload_loop.last_successful, self._stopping)
         figures = parts.figures

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import structlog
 
+from outbox_relay.postgres.conninfo import find_authorities
 from outbox_relay.service.logs import logger
 from outbox_relay.settings import PythonSettings, Settings, WebhookSettings
 from outbox_relay.sinks.python import PythonSink, WorkerTask
@@ -27,6 +28,7 @@ def python_sink(
     max_in_flight = slots or sink.max_in_flight
     threads = min(MOST_THREADS, math.ceil(max_in_flight / workers))
     dsn = sink.dsn.get_secret_value() if sink.transaction and sink.dsn is not None else ""
+    find_authorities(dsn)
     environment = worker_environment(settings, os.environ)
 
     def report(line: str, left_out: int) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from outbox_relay.domain.errors import ConfigurationError, RestartNeeded
-from outbox_relay.domain.file_reading import FILES, sink_files
+from outbox_relay.domain.file_reading import FILES, contents_read, sink_files
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.relay.lag_watch import LagWatch
 from outbox_relay.relay.schedules import Schedules
@@ -28,6 +29,7 @@ from outbox_relay.settings import (
     remade_sinks,
     restart_needed,
 )
+from outbox_relay.settings.effective import named_files
 from outbox_relay.settings.problems import dotted
 from outbox_relay.sinks import Sink
 
@@ -53,6 +55,8 @@ class NewConfiguration(NamedTuple):
     webhooks: Webhooks
     """The maker of those that are webhooks."""
     producers: list[tuple[KafkaSink, ClientSettings]]
+    contents: Mapping[Path, int]
+    """The result of ``contents_read`` after every file was read."""
 
 
 async def _check_handlers(new: NewConfiguration) -> None:
@@ -114,6 +118,7 @@ class Reload:
         self._schedules = schedules
         self._replays = replays
         self._replay_clients = replay_clients
+        self._contents: dict[Path, int] = {}
         self._unused: list[Sink] = []
         self._missing: list[str] = []
 
@@ -153,6 +158,7 @@ class Reload:
 
     async def _read(self, wanted: Settings) -> NewConfiguration:
         old = self._settings
+        self._contents = {**contents_read(), **self._contents}
         taken = [dotted(path) for path in applied(old, wanted)]
         left = [dotted(path) for path in not_applied(old, wanted)]
         if left and not taken:
@@ -165,9 +171,17 @@ class Reload:
         }
         kept = {name: sink for name, sink in self._sinks.items() if name not in remade}
         renewal, producers = await self._webhooks.read(settings), await _read_producers(kept, settings)
+        contents = contents_read()
+        taken += [each for each in self._with_other_contents(settings, contents) if each not in taken]
         return NewConfiguration(
-            settings, taken, left, build_specs(settings), renewal, remade, webhooks, producers
+            settings, taken, left, build_specs(settings), renewal, remade, webhooks, producers, contents
         )  # fmt: skip
+
+    def _with_other_contents(self, settings: Settings, contents: Mapping[Path, int]) -> Iterator[str]:
+        """Yield the settings of sinks whose files have other contents than at the start or the last reload."""
+        for name, file in named_files(settings).items():
+            if name.startswith("sinks.") and contents.get(file) != self._contents.get(file):
+                yield name
 
     async def apply(self, new: NewConfiguration) -> str | None:
         """Apply ``new``, in the database first: no event may be read by routes that the database does not have.
@@ -196,6 +210,7 @@ class Reload:
         for sink, producer in new.producers:
             if all(self._sinks[name] is not sink for name in self._missing):
                 sink.use_settings(producer)
+        self._contents.update(new.contents)
         self._settings = new.settings.model_copy(update={"sinks": {**new.settings.sinks, **kept}})
         self._recorded_config.use(self._settings)
         self._lag_watch.use(self._settings.notify.limit)

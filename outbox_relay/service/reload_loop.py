@@ -30,7 +30,8 @@ class ReloadLoop(Generic[T]):
     ``apply`` applies the configuration, and returns the reason for refusing it, or None. After an exception it is
     unknown whether the configuration was applied. ``apply`` is then called again, so it must be idempotent.
 
-    ``describe`` returns the fields of the log line about an applied configuration.
+    ``describe`` returns the fields of the log line about an applied configuration. ``note`` is called with the reason
+    of a refused request, or None once one was carried out.
     """
 
     def __init__(
@@ -39,10 +40,12 @@ class ReloadLoop(Generic[T]):
         apply: Callable[[T], Awaitable[str | None]],
         log: BoundLogger,
         describe: Callable[[T], Mapping[str, object]] = lambda _: {},
+        note: Callable[[str | None], None] = lambda _: None,
     ) -> None:
         self._read = read
         self._apply = apply
         self._describe = describe
+        self._note = note
         self._log = log
         self._requested = asyncio.Event()
         self._pending: T | None = None
@@ -104,6 +107,8 @@ class ReloadLoop(Generic[T]):
             self._log_refusal(refusal)
             return
         self._last_successful = not self._newest_refused
+        if self._last_successful:
+            self._note(None)
         self._log.info("config.reloaded", **self._describe(new))
 
     def _postpone(self, error: Exception) -> None:
@@ -115,6 +120,7 @@ class ReloadLoop(Generic[T]):
 
     def _log_refusal(self, why: str, *, is_right: bool = False) -> None:
         self._last_successful = False
+        self._note(why)
         if is_right:
             self._log.warning("config.restart_needed", reason=why)
         else:

@@ -7,17 +7,22 @@ value is compared by an HMAC under a key of the database.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, cast, get_origin
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_origin
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, SecretBytes, SecretStr
 from pydantic.fields import FieldInfo
 
+from outbox_relay.domain.file_reading import read_file
 from outbox_relay.domain.routing import Routes
 from outbox_relay.domain.secret_names import holds_secret
 from outbox_relay.fields import as_table, fields
@@ -25,6 +30,7 @@ from outbox_relay.settings.model import Settings
 from outbox_relay.settings.problems import SettingPath, dotted
 from outbox_relay.settings.producer import SERVERS
 from outbox_relay.settings.secrets import HeaderValue
+from outbox_relay.settings.webhook import WebhookSettings
 from outbox_relay.sinks.settings import SHOWN, PluginSettings
 
 HIDDEN = "…"
@@ -34,6 +40,10 @@ HASH = " hmac:"
 HASH_CHARS = 32
 """Number of hexadecimal characters of a hash."""
 _RECORDED_HASH = re.compile(rf"(?<={HIDDEN}){HASH}[0-9a-f]{{{HASH_CHARS}}}\Z")
+REFUSAL = "reload_refused"
+"""The name of the reason of a refused reload among recorded settings."""
+FILE_BYTES = 1 << 20
+"""Maximum number of bytes of a file that its digest covers."""
 PER_PROCESS = frozenset({"relay.name", "http.listen"})
 """Settings that differ between the processes of one deployment."""
 SHOWN_TEXT = frozenset(
@@ -74,6 +84,69 @@ def recorded(settings: Settings, key: bytes) -> dict[str, Plain]:
         for name, value in effective(settings).items()
         if name not in PER_PROCESS
     }
+
+
+def named_files(settings: Settings) -> dict[str, Path]:
+    """Return the file that each setting names, by the dotted path of the setting."""
+    return {dotted(path): file for path, file in _files((), settings)}
+
+
+def _files(path: SettingPath, value: object) -> Iterator[tuple[SettingPath, Path]]:
+    match value:
+        case Path():
+            yield path, value
+        case HeaderValue():
+            yield from [] if value.file is None else [(path, value.file)]
+        case BaseModel():
+            for name in fields(type(value)):
+                yield from _files((*path, name), _get(value, name))
+        case dict():
+            for name, each in as_table(cast("object", value)).items():
+                yield from _files((*path, name), each)
+        case tuple():
+            for n, each in enumerate(_items(value)):
+                yield from _files((*path, n), each)
+        case _:
+            return
+
+
+class Fingerprint(NamedTuple):
+    """A short digest of a value that may be secret, and the time of the last change of the file that holds it."""
+
+    digest: str
+    since: str | None
+
+    def __str__(self) -> str:
+        """Return both as a comment."""
+        return self.digest + (f", since {self.since}" if self.since else "")
+
+
+def fingerprints(settings: Settings, environ: Mapping[str, str]) -> dict[str, Fingerprint]:
+    """Return the fingerprint of each value that may be secret by the dotted path of its setting. Blocks.
+
+    A value that cannot be read has none.
+    """
+    found: dict[str, Fingerprint] = {}
+    for name, value in effective(settings).items():
+        if isinstance(value, Hidden):
+            found[name] = Fingerprint(_digest(name, value.secret.encode(errors="surrogatepass")), None)
+    for sink, settings_of_sink in settings.sinks.items():
+        for header, value in settings_of_sink.headers.items() if isinstance(settings_of_sink, WebhookSettings) else ():
+            if value.env is not None and value.env in environ:
+                name = dotted(("sinks", sink, "headers", header))
+                found[name] = Fingerprint(_digest(name, environ[value.env].encode(errors="surrogateescape")), None)
+    for name, file in named_files(settings).items():
+        if not file.is_file():  # reading a pipe would take what the relay waits for
+            continue
+        with suppress(OSError):
+            content, changed = read_file(file, FILE_BYTES), datetime.fromtimestamp(file.stat().st_mtime, UTC)
+            found[name] = Fingerprint(_digest(name, content), changed.isoformat(timespec="seconds"))
+    return found
+
+
+def _digest(name: str, secret: bytes) -> str:
+    """Return a digest that tells two values apart. It is slow and short, so that no secret can be guessed by it."""
+    return hashlib.scrypt(secret, salt=name.encode(), n=2**11, r=8, p=1, dklen=4).hex()
 
 
 def _hashed(name: str, value: Hidden, key: bytes) -> str:

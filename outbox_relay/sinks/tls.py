@@ -6,7 +6,10 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-from outbox_relay.domain.file_reading import is_stream, while_reading
+from outbox_relay.domain.file_reading import is_stream, read_file, while_reading
+
+FILE_BYTES = 1 << 20
+"""Maximum number of bytes of a certificate or key that are compared with those of the last reload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,8 @@ class Tls:
         try:
             with while_reading(self.client_certificate):
                 context.load_cert_chain(self.client_certificate, self.client_key, password=_no_password)
+                for path in filter(None, (self.client_certificate, self.client_key)):
+                    read_file(path, FILE_BYTES)  # so that a reload can tell whether its contents have changed
         except _EncryptedError:
             raise ValueError(f"{named}: the key is encrypted; the relay takes keys without a password") from None
         except ssl.SSLError as error:

@@ -451,8 +451,8 @@ begin
 end
 $$;
 
--- A filter as it is recorded: the key is replaced by its hash, the uids by their number, the hashes of up to 100 of them and
--- one hash of all.
+-- A filter as it is recorded: the key is replaced by its hash, and more than 100 uids by their number, the first 100 and a
+-- hash of all.
 create or replace function outbox_internal.hashed_filter(filter jsonb) returns jsonb
 language sql stable
 set search_path = pg_catalog, pg_temp
@@ -462,11 +462,10 @@ as $$
                case when f.name = 'key' and jsonb_typeof(f.value) = 'string'
                     then to_jsonb(outbox_internal.keyed_hash(f.value #>> '{}'))
                     when f.name = 'uids' and jsonb_typeof(f.value) = 'array'
-                    then (select jsonb_build_object(
+                    then (select case when count(*) <= 100 then coalesce(jsonb_agg(u.uid order by u.uid), '[]') else jsonb_build_object(
                                      'count', count(*), 'all', outbox_internal.keyed_hash(string_agg(u.uid, ',' order by u.uid)),
-                                     'hashes', jsonb_agg(outbox_internal.keyed_hash(u.uid) order by u.uid) filter (where u.n <= 100))
-                            from (select d.uid, row_number() over (order by d.uid) as n
-                                    from (select distinct lower(jsonb_array_elements_text(f.value)) collate "C" as uid) d) u)
+                                     'uids', jsonb_path_query_array(jsonb_agg(u.uid order by u.uid), '$[0 to 99]')) end
+                            from (select distinct lower(jsonb_array_elements_text(f.value)) collate "C" as uid) u)
                     else f.value end), '{}') end
       from jsonb_each(case when jsonb_typeof(filter) = 'object' then filter end) f (name, value)
 $$;
@@ -613,6 +612,7 @@ declare
     sinks text[];
     free_ids bigint[];
     free_sinks text[];
+    gone_uids uuid[];
 begin
     perform outbox_internal.end_when_idle();
     perform outbox_internal.require_read_committed('outbox.discard_deliveries');
@@ -642,14 +642,14 @@ begin
         freed as (
             delete from outbox.unique_key k using gone g where k.uid = g.uid
         )
-        select count(*) filter (where g.uid is not null), count(*) filter (where g.uid is null) into done, under_way
-          from meant m left join gone g on g.uid = m.uid;
+        select count(*) filter (where g.uid is not null), count(*) filter (where g.uid is null), array_agg(g.uid)
+          into done, under_way, gone_uids from meant m left join gone g on g.uid = m.uid;
         unsettled := 0;
         if done + under_way = most and done > 0 then
             next_id := 0;
             next_sink := '';
         end if;
-        perform outbox_internal.record_action('dead discard', filter ->> 'sink', filter, done, actor, reason, audit_id);
+        perform outbox_internal.record_action('dead discard', filter ->> 'sink', filter, done, actor, reason, audit_id, gone_uids);
         return;
     end if;
     select n.ids, n.sinks, n.next_id, n.next_sink into looked_at, sinks, next_id, next_sink
@@ -668,14 +668,14 @@ begin
          order by d.sink, d.id
            for update of d skip locked
       ) l;
-    select r.done, r.unsettled, r.unsettled_uids into done, unsettled, unsettled_uids
+    select r.done, r.unsettled, r.unsettled_uids, r.gone_uids into done, unsettled, unsettled_uids, gone_uids
       from outbox_internal.discard_rows(free_ids, free_sinks, actor, reason) r;
     select count(*) into under_way
       from unnest(looked_at, sinks) w (id, sink)
       join outbox.delivery d on d.id = w.id and d.sink = w.sink
      where outbox_internal.is_meant(d, f) and outbox_internal.was_before(d, began, true);
     under_way := under_way - unsettled;
-    perform outbox_internal.record_action('dead discard', filter ->> 'sink', filter, done, actor, reason, audit_id);
+    perform outbox_internal.record_action('dead discard', filter ->> 'sink', filter, done, actor, reason, audit_id, gone_uids);
 end
 $$;
 comment on function outbox.discard_deliveries is
@@ -685,10 +685,10 @@ comment on function outbox.discard_deliveries is
 -- Delete rows, with a mark for each under the id that the log has, and return how many. To be called with the rows and their
 -- shards locked. A row goes only when the position of its shard has passed its event, written under the shard's newest epoch,
 -- or when the log no longer has the event: else a session that begins at that position would read the event and deliver it.
--- The others are `unsettled`.
+-- The others are `unsettled`. `gone_uids` are the uids of the deleted rows.
 create or replace function outbox_internal.discard_rows(
     ids bigint[], sinks text[], actor text, reason text,
-    out done bigint, out unsettled bigint, out unsettled_uids uuid[]
+    out done bigint, out unsettled bigint, out unsettled_uids uuid[], out gone_uids uuid[]
 )
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -739,16 +739,18 @@ begin
            set uid = excluded.uid, at = excluded.at, role_name = excluded.role_name, actor = excluded.actor,
                reason = excluded.reason
     )
-    select (select count(*) from gone), count(*) filter (where not j.passed), array_agg(j.uid) filter (where not j.passed)
-      into done, unsettled, unsettled_uids
+    select (select count(*) from gone), count(*) filter (where not j.passed), array_agg(j.uid) filter (where not j.passed),
+           (select array_agg(distinct g.uid) from gone g) into done, unsettled, unsettled_uids, gone_uids
       from judged j;
 end
 $$;
 
 -- Record an action and return its number. With `audit_id`, count on one of this session's role instead, which must be the
--- same action, begun at most a day ago: no row of the audit tells of something else than was done under it.
+-- same action, begun at most a day ago: no row of the audit tells of something else than was done under it. The first 100
+-- `uids` that were changed are added to the filter as `changed`, unless it has uids.
 create or replace function outbox_internal.record_action(
-    action text, sink text, filter jsonb, changed bigint, actor text, reason text, audit_id bigint default null
+    action text, sink text, filter jsonb, changed bigint, actor text, reason text, audit_id bigint default null,
+    uids uuid[] default null
 ) returns bigint
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -758,10 +760,13 @@ declare
     recorded bigint;
 begin
     if audit_id is not null then
-        update outbox.audit a set count = a.count + changed
+        update outbox.audit a
+           set count = a.count + changed,
+               filter = case when uids is null or a.filter ? 'uids' then a.filter else a.filter || jsonb_build_object('changed',
+                   to_jsonb((array(select jsonb_array_elements_text(a.filter -> 'changed')::uuid) || uids)[1:100])) end
          where a.id = audit_id and a.action = action and a.role_name = outbox_internal.emitter() and a.login = session_user
            and a.at > clock_timestamp() - interval '1 day' and a.actor is not distinct from actor
-           and a.sink is not distinct from sink and a.filter is not distinct from outbox_internal.hashed_filter(filter)
+           and a.sink is not distinct from sink and a.filter - 'changed' is not distinct from outbox_internal.hashed_filter(filter)
            and a.reason is not distinct from reason
         returning a.id into recorded;
         if recorded is null then

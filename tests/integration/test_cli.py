@@ -105,6 +105,45 @@ def test_a_config_names_the_database_too(database: Database, tmp_path: Path) -> 
     assert inside("status", "--dsn", database.dsn, OUTBOX_RELAY_DATABASE__POOLER="transaction").code == 0
 
 
+BROKEN = {
+    "a setting that does not exist": "[relay]\nlease_second = 3\n",
+    "no TOML": "[relay\n",
+    "a sink without its settings": '[sinks.crm]\ntype = "webhook"\n',
+    "a pooler that is none": '[database]\npooler = "nonsense"\n',
+}
+COMMANDS = (
+    ("status", "--json"), ("doctor", "--json"), ("why", str(uuid4())), ("why", "--key", "k"), ("audit",), ("running",),
+    ("attempts", str(uuid4())), ("dead", "list"), ("dead", "summary"), ("dead", "retry", "--state", "dead", "--yes"),
+    ("sinks", "list"), ("replay", "list"), ("retention", "status"), ("schedules", "list"), ("emit", "t"),
+    ("pause", "events"), ("resume", "events"), ("erase", "--key", "k", "--reason", "r", "--yes"), ("migrate",),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_broken_file_disables_no_command_that_is_given_its_database(
+    database: Database, tmp_path: Path, broken: str
+) -> None:
+    register(database, "events")
+    file = tmp_path / "relay.toml"
+    file.write_text(BROKEN[broken])
+    for command in COMMANDS:
+        right = inside(*command, "--dsn", database.dsn)
+        ended = inside(*command, "--dsn", database.dsn, "-c", file)
+        assert (command, ended.code) == (command, right.code)
+        assert command[0] == "migrate" or "the configuration has faults" in ended.err
+        ended = inside(*command, OUTBOX_RELAY_CONFIG=str(file))
+        assert (ended.code, ended.out) == (2, "")
+        assert ended.err.splitlines()[-1].endswith("with --dsn DSN, this command needs no configuration")
+
+
+def test_a_broken_file_keeps_a_retention_pass_from_emptying_without_its_archive(
+    database: Database, tmp_path: Path
+) -> None:
+    file = tmp_path / "relay.toml"
+    file.write_text("[relay\n")
+    assert inside("retention", "run", "--dsn", database.dsn, "-c", file).code == 2
+
+
 def test_emit_prints_the_uid_and_why_finds_it(database: Database) -> None:
     register(database, "events")
     ended = ask(database, "emit", "order.created", "--key", "order-1")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,7 @@ from tests.support.command import inside
 from tests.support.database import Database, query
 from tests.support.receiver import Receiver
 from tests.support.receiver.signatures import SECRET
-from tests.support.relay_config import webhook_config
+from tests.support.relay_config import webhook_config, webhook_with_files_config
 from tests.support.roles import new_role
 from tests.support.service import RelayService
 from tests.support.wait import until
@@ -35,6 +37,33 @@ def test_show_needs_no_database_and_hides_secrets(tmp_path: Path) -> None:
     assert 'database.dsn = "…"' in ended.out
     assert "hunter2" not in ended.out
     assert inside("config", "show", "-c", file, "--json").json["relay.lease_seconds"] == 3.0
+
+
+def test_show_tells_that_a_secret_was_rotated(tmp_path: Path) -> None:
+    file, secrets, tenant = tmp_path / "relay.toml", tmp_path / "secrets", tmp_path / "tenant"
+    file.write_text(webhook_with_files_config('dsn = "host=nowhere"', "http://127.0.0.1:1/", tmp_path))
+
+    def shown(token: str = "its value") -> dict[str, Any]:  # noqa: S107 - of a test
+        ended = inside("config", "show", "-c", file, "--json", CRM_TOKEN=token)
+        assert not any(secret in ended.out for secret in (SECRET, '"one"', '"two"', token))
+        return ended.json["fingerprints"]
+
+    first = shown()
+    assert shown() == first
+    for place, change in {
+        "sinks.crm.secrets_file": lambda: secrets.write_text(f"{SECRET}\n{SECRET}"),
+        "sinks.crm.headers.x-tenant": lambda: tenant.write_text("two\n"),
+    }.items():
+        change()
+        other = shown()
+        assert {name for name in first if other[name]["digest"] != first[name]["digest"]} == {place}
+        assert other[place]["since"].endswith("+00:00")
+        text = inside("config", "show", "-c", file).out
+        assert re.search(rf"^{place} = .*  # {other[place]['digest']}, since 20", text, re.MULTILINE)
+        first = other
+    assert shown("other")["sinks.crm.headers.authorization"] != first["sinks.crm.headers.authorization"]
+    secrets.unlink()
+    assert "sinks.crm.secrets_file" not in shown(), "a file that is only where the relay runs"
 
 
 def test_diff_names_what_the_running_relay_has_otherwise(database: Database, operator: str, tmp_path: Path) -> None:

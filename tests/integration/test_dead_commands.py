@@ -207,7 +207,10 @@ def test_a_named_event_is_discarded_and_why_and_audit_say_so(database: Database,
     assert re.search(r"^crm +discarded at .+: customer was deleted$", ended.out, re.MULTILINE)
     [action] = ask(database, "audit", "--json").json["audit"]
     assert (action["action"], action["count"], action["reason"]) == ("dead discard", 1, "customer was deleted")
-    assert "customer was deleted" in ask(database, "audit", "--since", "1h").out
+    assert action["filter"]["uids"] == [uid]
+    shown = ask(database, "audit", "--since", "1h").out
+    assert "customer was deleted" in shown
+    assert uid in shown
     ended = ask(database, "dead", "discard", uid, "--reason", "again")
     assert (ended.code, ended.err) == (0, f"event {uid} was discarded\n")
 

@@ -15,6 +15,7 @@ from tests.support.database import Database
 from tests.support.findings import a_served_sink, findings
 from tests.support.ledger import Ledger
 from tests.support.postgres import PostgresServer
+from tests.support.roles import new_role
 from tests.support.shifted_clock import shifted
 from tests.support.wait import auntil
 
@@ -112,3 +113,51 @@ def test_transaction_ids_that_vacuum_cannot_freeze_are_found() -> None:
         [found] = [each for each in ended.json["findings"] if each["id"] == "wraparound"]
     assert (found["severity"], found["summary"]) == ("warning", "VACUUM does not keep up with transaction ids")
     assert int(found["evidence"].split()[4].rstrip(";")) > 2 * FREEZE_MAX_AGE
+
+
+WHOLE = "with (publish_via_partition_root = true)"
+OF_PARTITIONS = {
+    "for all tables": [],
+    "for tables in schema outbox": [],
+    "for table outbox.event": [],
+    "for table outbox.event_default": ["alter publication p add table outbox.event"],
+    f"for table outbox.event_default {WHOLE}": ["alter publication p add table outbox.event"],
+}
+
+
+def test_a_publication_of_partitions_is_named_and_its_statements_mend_it(database: Database) -> None:
+    """A subscriber has no partition for tomorrow."""
+    for whole in ("for all tables", "for table outbox.event", "for table outbox.sink"):
+        database.run(f"create publication p {whole} {WHOLE if whole != 'for table outbox.sink' else ''}")
+        assert _publications(database) == []
+        database.run("drop publication p")
+    for parts, added in OF_PARTITIONS.items():
+        database.run(f"create publication p {parts}")
+        [found] = _publications(database)
+        assert "publication p " in found["summary"]
+        assert found["statements"] == [*added, "alter publication p set (publish_via_partition_root = true)"]
+        for statement in found["statements"]:
+            database.run(statement)
+        assert _publications(database) == []
+        database.run("drop publication p")
+
+
+def _publications(database: Database) -> list[dict[str, Any]]:
+    found = inside("doctor", "--json", "--dsn", database.dsn).json["findings"]
+    return [each for each in found if each["id"] == "publication-of-partitions"]
+
+
+def test_what_a_role_may_not_see_is_unknown(database: Database) -> None:
+    """Never "none": a transaction that it does not see may be open for hours."""
+    with new_role(database, "watcher") as watcher, new_role(database, "other") as other:
+        migrate(database.dsn, grants={"read": [watcher]})
+        dsn = database.dsn_as(watcher)
+        with database.connect(user=other) as session:
+            session.execute("select 1")
+            for command in (("doctor",), ("doctor", "--json")):
+                ended = inside(*command, "--dsn", dsn)
+                assert "long transactions of other roles: unknown" in ended.out
+                assert f"grant pg_read_all_stats to {watcher}" in ended.out.replace('\\"', "").replace('"', "")
+            assert "no problems found" not in inside("doctor", "--dsn", dsn).out
+            database.run(f'grant pg_read_all_stats to "{watcher}"')
+            assert "unknown" not in inside("doctor", "--dsn", dsn).out

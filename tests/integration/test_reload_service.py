@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import signal
 import subprocess
@@ -26,7 +27,7 @@ from tests.support.receiver import Receiver
 from tests.support.receiver.certificates import Authority
 from tests.support.receiver.received import received_types
 from tests.support.receiver.signatures import SECRET
-from tests.support.relay_config import webhook_config
+from tests.support.relay_config import webhook_config, webhook_with_files_config
 from tests.support.relay_harness import LOST
 from tests.support.service import RelayService
 from tests.support.wait import becomes, until
@@ -156,6 +157,43 @@ def test_another_set_of_sinks_is_refused_and_nothing_is_half_applied(
         until(lambda: len(receiver.requests) == 2, seconds=30, what="it delivers as before")
         assert {request.header("x-tenant") for request in receiver.requests} == {"one"}
         assert relay.stop() == 0
+
+
+def test_a_rotated_secret_is_named_by_its_place(database: Database, receiver: Receiver, tmp_path: Path) -> None:
+    """The contents of a file are no setting of their own: the line is the only sign that the right one was edited."""
+    secrets, tenant, other = tmp_path / "secrets", tmp_path / "tenant", tmp_path / "other"
+    text = webhook_with_files_config(f'dsn = "{database.dsn}"', receiver.url, tmp_path)
+    new = "whsec_" + base64.b64encode(b"x" * 32).decode()
+    with RelayService(tmp_path, text, CRM_TOKEN="token") as relay:
+        for file, content, named in (
+            (secrets, new, ["sinks.crm.secrets_file"]),
+            (other, new, []),
+            (tenant, "two", ["sinks.crm.headers.x-tenant"]),
+            (secrets, new, []),
+            (secrets, "nonsense", None),
+            (secrets, f"{new}\n{SECRET}", ["sinks.crm.secrets_file"]),
+        ):
+            before = len(_reloads(relay))
+            file.write_text(content)
+            relay.send(signal.SIGHUP)
+            until(lambda before=before: len(_reloads(relay)) > before, seconds=20, what=f"{file.name} was read")
+            assert _reloads(relay)[-1] == named
+            until(lambda n=named: _refusals(database) == (n is None), seconds=20, what="doctor says whether it was")
+        assert relay.stop() == 0
+    assert new not in relay.log.read_text()
+
+
+def _refusals(database: Database) -> int:
+    """Return the number of relays whose newest reload was refused, as doctor says."""
+    findings = inside("doctor", "--json", "--dsn", database.dsn).json["findings"]
+    found = [each for each in findings if each["id"] == "config-reload-failed"]
+    assert all("secrets: line 1: " in each["evidence"] for each in found)
+    return len(found)
+
+
+def _reloads(relay: RelayService) -> list[Any]:
+    """Return what each reload has applied, None for one that was refused."""
+    return [line.get("applied") for line in relay.lines() if line.get("event") in (RELOADED, REFUSED)]
 
 
 def test_limits_and_another_destination_are_applied_and_no_request_is_repeated(

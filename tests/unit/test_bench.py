@@ -135,7 +135,12 @@ ONCE = scenario("once", Figure("relay", 1, "ms"), max_runs=1)
 
 @pytest.mark.parametrize(
     "failure",
-    [ProcessFailed("the relay ended\nits log"), psycopg.OperationalError("SECRET"), KafkaException("x"), OSError("x")],
+    [
+        ProcessFailed("the relay ended\nits log"),
+        psycopg.OperationalError("failed to resolve host 'SECRET@h': x"),
+        KafkaException("x"),
+        OSError("x"),
+    ],
     ids=lambda failure: type(failure).__name__,
 )
 def test_failed_run_is_noted_in_one_line_and_the_others_count(bench: BenchEnvironment, failure: Exception) -> None:

@@ -343,13 +343,33 @@ def test_a_missing_file_is_wrong_configuration() -> None:
     ended = inside("status", "-c", "missing.toml")
     assert (ended.code, ended.out) == (2, "")
     assert "missing.toml: No such file or directory" in ended.err
+    assert "with --dsn DSN, this command needs no configuration" in ended.err
 
 
-@pytest.mark.parametrize(("payload", "said"), [("missing.json", "No such file"), (".", "Is a directory")])
+@pytest.mark.parametrize(
+    ("payload", "said"),
+    [("missing.json", "No such file"), (".", "Is a directory"), ("{a", "is not JSON"), ("a{", "- for stdin")],
+)
 def test_a_payload_that_cannot_be_read_is_wrong_usage(payload: str, said: str) -> None:
     ended = inside("emit", "t", "--payload", payload, "--dsn", "postgresql://relay@localhost/shop")
     assert (ended.code, ended.out) == (2, "")
     assert said in ended.err
+
+
+@pytest.mark.parametrize("payload", ['{"a": 1}', '[1, "x"]', '  {"a": "' + "é" * 300 + '"}', '"text"'])
+def test_a_payload_may_be_written_as_json(payload: str) -> None:
+    ended = inside("emit", "t", "--payload", payload, "--dsn", f"postgresql://relay@127.0.0.1:{free_port()}/shop")
+    assert (ended.code, "Connection refused" in ended.err) == (1, True), "the payload is accepted"
+    ended = inside("emit", "t", "--payload", payload[:-1], "--dsn", "postgresql://relay@localhost/shop")
+    assert (ended.code, "the payload is not JSON" in ended.err) == (2, True)
+    assert payload[:-1] not in ended.err
+
+
+def test_a_payload_may_have_the_name_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("{}").write_text("no JSON", encoding="utf-8")
+    ended = inside("emit", "t", "--payload", "{}", "--dsn", "postgresql://relay@localhost/shop")
+    assert (ended.code, "the payload is not JSON" in ended.err) == (2, True)
 
 
 @pytest.mark.parametrize("payload", [b"", b"{", b'{"a": NaN}', b"\xff", b"[" * 100_000])

@@ -33,6 +33,7 @@ STATEMENTS: Sequence[tuple[str, Mapping[str, Any], Check]] = (
     ("doctor_locks", {"seconds": server.LOCK_SECONDS}, server.examine_locks),
     ("doctor_tables", {"dead": server.DEAD_ROWS}, server.examine_tables),
     ("doctor_slots", {"bytes": server.SLOT_BYTES}, server.examine_slots),
+    ("doctor_publications", {}, server.examine_publications),
     ("doctor_autovacuum", {"dead": server.LATE_DEAD_ROWS, "seconds": server.LATE_SECONDS}, server.examine_autovacuum),
     ("doctor_topics", {}, sinks.examine_topics),
     ("doctor_schedules", {"seconds": schedules.LATE_SECONDS}, schedules.examine_schedules),

@@ -9,6 +9,7 @@ from outbox_relay.admin.config import is_known
 from outbox_relay.admin.doctor.finding import Finding
 from outbox_relay.admin.doctor.sinks import listed
 from outbox_relay.admin.text import duration
+from outbox_relay.settings.effective import REFUSAL
 
 TRANSACTION_SECONDS = 300.0
 """Age from which a transaction counts as long."""
@@ -49,8 +50,8 @@ def examine_server(server: Any, before: float, after: float) -> Iterator[Finding
         )  # fmt: skip
     if not server.sees_all:
         yield Finding(
-            "sessions-unseen", "ok", "long transactions of other roles were not examined",
-            "this role does not see the sessions of others", "let a superuser grant pg_read_all_stats to it",
+            "sessions-unseen", "ok", "long transactions of other roles: unknown",
+            "sessions of other roles are not visible to this role", "let a superuser grant pg_read_all_stats to it",
             [f"grant pg_read_all_stats to {server.role}"],
         )  # fmt: skip
 
@@ -182,6 +183,22 @@ def examine_slots(found: Sequence[Any]) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def examine_publications(found: Sequence[Any]) -> Iterator[Finding]:
+    """Yield a finding for each publication that publishes partitions as tables of their own."""
+    for each in found:
+        yield Finding(
+            "publication-of-partitions", "warning",
+            f"publication {each.name} publishes each partition as a table: its subscribers stop at tomorrow's",
+            f"it publishes {each.example}" + (", being for all tables" if each.all_tables else ""),
+            "publish changes as those of the whole table; then, at each subscriber: alter subscription NAME refresh "
+            "publication with (copy_data = false)",
+            [
+                *(f"alter publication {each.quoted} add table {table}" for table in each.missing),
+                f"alter publication {each.quoted} set (publish_via_partition_root = true)",
+            ],
+        )  # fmt: skip
+
+
 def examine_privileges(found: Sequence[Any]) -> Iterator[Finding]:
     """Yield a finding on privileges in the schema that no role should have."""
     if found:
@@ -215,9 +232,15 @@ def examine_row_security(found: Sequence[Any]) -> Iterator[Finding]:
 def examine_configurations(found: Sequence[Any]) -> Iterator[Finding]:
     """Yield a finding if relays run with different settings."""
     known = [each for each in found if is_known(each.config)]
+    for each in known:
+        if refusal := each.config.get(REFUSAL):
+            yield Finding(
+                "config-reload-failed", "warning", f"relay {each.name} did not apply the file at its last SIGHUP",
+                str(refusal), "restart the relay if that is what it needs; else correct the file, and send SIGHUP again",
+            )  # fmt: skip
     settings = sorted(
         name
-        for name in {name for each in known for name in each.config}
+        for name in {name for each in known for name in each.config if name != REFUSAL}
         if len({repr(each.config.get(name)) for each in known}) > 1
     )
     if settings:
