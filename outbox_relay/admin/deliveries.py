@@ -81,7 +81,7 @@ class Found(NamedTuple):
 
 
 async def search_deliveries(store: Store, wanted: Filter, most: int, before: Place | None = None) -> Found:
-    """Return up to ``most`` deliveries in the one state of ``wanted``, newest event first, from ``before`` on.
+    """Return up to ``most`` deliveries in the states of ``wanted``, newest event first, from ``before`` on.
 
     About ``LOOKS`` rows are looked at, so the answer is quick however many there are, and may have fewer deliveries
     than there are further on.
@@ -89,10 +89,9 @@ async def search_deliveries(store: Store, wanted: Filter, most: int, before: Pla
     Raises as ``count_deliveries``.
     """
     sinks = await require_sink(store, wanted.get("sink"))
-    [state] = wanted["states"]
-    if state == "scheduled":
+    if "scheduled" in wanted["states"]:
         return await _search_scheduled(store, wanted, most, before)
-    looks = LOOKS if state != "dead" or "sink" in wanted else max(FEWEST_LOOKS, LOOKS // max(1, sinks))
+    looks = LOOKS if wanted["states"] != ["dead"] or "sink" in wanted else max(FEWEST_LOOKS, LOOKS // max(1, sinks))
     place = {"before_id": before[0] if before else MAX_ID, "before_sink": before[1] if before else ""}
     given = {"filter": json.dumps(wanted), **place, "looks": looks, "most": most + 1}
     rows = await store.by_index("search_deliveries", given, "read")
@@ -109,10 +108,14 @@ async def search_deliveries(store: Store, wanted: Filter, most: int, before: Pla
 
 
 async def _search_scheduled(store: Store, wanted: Filter, most: int, before: Place | None) -> Found:
-    matched = await count_deliveries(store, wanted)
+    """Search scheduled deliveries, or those in every state. They are in two tables, so every row is looked at."""
     found = await _page(store, "dead_list", wanted, {"most": most + 1}, before or (None, None))
     after = (found[most - 1].id, found[most - 1].sink) if len(found) > most else None
-    return Found([_listed(row) for row in found[:most]], matched.count, matched.exact, after, matched.at)
+    shown = [_listed(row) for row in found[:most]]
+    if len(wanted["states"]) > 1:
+        return Found(shown, len(shown), after is None, after)
+    matched = await count_deliveries(store, wanted)
+    return Found(shown, matched.count, matched.exact, after, matched.at)
 
 
 async def deliveries_of_key(store: Store, key: str, most: int) -> tuple[list[dict[str, Any]], bool]:
@@ -226,6 +229,7 @@ def _listed(row: Any) -> dict[str, Any]:
         **{name: getattr(row, name) for name in names},
         "since": iso_time(row.since),
         "due_at": iso_time(row.due_at),
+        "last_attempt_at": iso_time(row.last_attempt_at),
     }
 
 

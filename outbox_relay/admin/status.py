@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from outbox_relay.admin.alive import ALIVE_SECONDS
+from outbox_relay.admin.alive import ALIVE_SECONDS, STALE_SECONDS
 from outbox_relay.admin.replays import replays
 from outbox_relay.admin.text import MOST_SECONDS
 from outbox_relay.domain.errors import StatementFailed
@@ -60,6 +60,7 @@ async def status(store: Store) -> dict[str, Any]:
       their backlog.
 
     ``relays`` are those seen within ``ALIVE_SECONDS`` or owning a shard, with the number of their shards per sink.
+    ``stale`` is True for one that has missed heartbeats: it hangs, has ended, or cannot reach the database.
     ``unrouted`` are types of the newest ``NEWEST_EVENTS`` events that match no pattern, notices excepted.
     ``in_default_partition`` is the number of events, up to ``EXACT_EVENTS``, in the DEFAULT partition.
 
@@ -125,13 +126,14 @@ def too_old(found: dict[str, Any], most_seconds: float) -> list[str]:
 async def live_relays(store: Store) -> list[dict[str, Any]]:
     """Return the relays seen within ``ALIVE_SECONDS`` or owning a shard, with the number of their shards per sink."""
     relays: dict[Any, dict[str, Any]] = {}
-    for row in await store.named("status_relays", {"seconds": ALIVE_SECONDS}):
+    for row in await store.named("status_relays", {"seconds": ALIVE_SECONDS, "stale": STALE_SECONDS}):
         relay = relays.setdefault(
             row.id,
             {
                 "name": row.name,
                 "version": row.version,
                 "seen_seconds_ago": round(max(0.0, row.seen_seconds_ago), 3),
+                "stale": row.stale,
                 "shards": {},
             },
         )

@@ -44,16 +44,22 @@ async def why(store: Store, uid: UUID) -> dict[str, Any]:
     return found
 
 
-async def why_key(store: Store, key: str, most: int) -> dict[str, Any]:
+async def why_key(
+    store: Store, key: str, most: int, before: int | None = None, seconds: float | None = None
+) -> dict[str, Any]:
     """Return the newest events of ``key`` in the log, at most ``most``, newest first, for ``why --key --json``.
 
-    Each is as ``why`` returns it. ``complete`` is False if the search ended before it had found ``most`` events or read
-    the whole log; ``searched_since`` is then the time of the oldest event that it came to, otherwise None.
+    With ``before``, only events with lower ids are returned. No step of the search begins after ``seconds``, by default
+    ``SEARCH_SECONDS``. Each event is as ``why`` returns it.
+
+    ``complete`` is False if the search ended before it had found ``most`` events or read the whole log;
+    ``searched_since`` is then the time of the oldest event that it came to, otherwise None.
 
     Raises ``DatabaseUnusable`` or ``DatabaseUnavailable``.
     """
-    until = time.monotonic() + SEARCH_SECONDS
+    until = time.monotonic() + (SEARCH_SECONDS if seconds is None else seconds)
     [(first, upto)] = await store.named("log_ends", {})
+    upto = upto if before is None else min(upto, before - 1)
     uids: list[UUID] = []
     while upto >= first and len(uids) < most:
         after = max(upto - STEP_IDS, first - 1)

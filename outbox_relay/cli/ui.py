@@ -39,6 +39,7 @@ def add(commands: Any) -> None:
         "--root-path", type=_root_path, metavar="PATH", default="",
         help="path at which a proxy serves the page; the proxy removes it from requests",
     )  # fmt: skip
+    ui.add_argument("--label", type=text, default="", help="the environment, such as production, shown on every page")
     ui.add_argument("--read-only", action="store_true", help="refuse every action")
     ui.add_argument("--show-payloads", action="store_true", help="show payloads and headers to operators")
     ui.set_defaults(extra="ui")
@@ -90,6 +91,7 @@ def _ui(arguments: argparse.Namespace) -> int:
         arguments.read_only,
         arguments.show_payloads,
         arguments.root_path,
+        arguments.label,
     )
     serve(
         serving, database.dsn, pooler=database.pooler == "transaction", say=lambda address: print(address, flush=True)

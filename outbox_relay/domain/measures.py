@@ -5,6 +5,7 @@ Recording is cheap and never raises. A call of many events costs no more than ``
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -55,21 +56,25 @@ class DeliveredCall(NamedTuple):
 
 
 class Distribution(NamedTuple):
-    """A copy of a histogram: the count of each bucket, the sum of the observations, and an exemplar per bucket."""
+    """A copy of a histogram: the count of each bucket, the sum of the observations, and an exemplar per bucket.
+
+    ``longest`` is the longest observation of the present interval.
+    """
 
     counts: tuple[int, ...]
     sum: float
     exemplars: tuple[Exemplar | None, ...] = ()
+    longest: float = math.inf
 
 
 class Histogram:
     """Observed seconds by bucket."""
 
-    __slots__ = ("_counts", "_exemplars", "_sum")
+    __slots__ = ("_counts", "_exemplars", "_longest", "_sum")
 
     def __init__(self) -> None:
         self._counts = [0] * (len(BOUNDS) + 1)
-        self._sum = 0.0
+        self._sum = self._longest = 0.0
         self._exemplars: list[Exemplar | None] = [None] * (len(BOUNDS) + 1)
 
     @property
@@ -82,11 +87,15 @@ class Histogram:
         bucket = bisect_left(BOUNDS, seconds)
         self._counts[bucket] += weight
         self._sum += seconds * weight
+        self._longest = max(self._longest, seconds)
         return bucket
 
     def observe_all(self, found: Sequence[float]) -> None:
         """Add an observation of each duration. The cost is mainly that of sorting them."""
+        if not found:
+            return
         ordered, counts, seen = sorted(found), self._counts, 0
+        self._longest = max(self._longest, ordered[-1])
         for bucket, bound in enumerate(BOUNDS):
             upto = bisect_right(ordered, bound, seen)
             counts[bucket] += upto - seen
@@ -121,7 +130,7 @@ class Histogram:
         calls of our own: it runs for every call of a sink.
         """
         counts, exemplars, at, total = self._counts, self._exemplars, now.timestamp(), 0.0
-        waited, bucket = 0.0, 0
+        waited, longest, bucket = 0.0, self._longest, 0
         for event in events:
             begun, due = event.created_at, event.deliver_at
             if due is not None and due > begun:
@@ -129,6 +138,8 @@ class Histogram:
             waited = (now - begun).total_seconds()
             if waited < 0.0:
                 waited = 0.0
+            elif waited > longest:
+                longest = waited
             bucket = bisect_left(BOUNDS, waited)
             counts[bucket] += weight
             total += waited
@@ -138,10 +149,15 @@ class Histogram:
         surplus = weight * len(events) - count
         counts[bucket] -= surplus
         self._sum += weight * total - surplus * waited
+        self._longest = longest
 
     def copy(self) -> Distribution:
         """Return the present state."""
-        return Distribution(tuple(self._counts), self._sum, tuple(self._exemplars))
+        return Distribution(tuple(self._counts), self._sum, tuple(self._exemplars), self._longest)
+
+    def begin_interval(self) -> None:
+        """Forget the longest observation."""
+        self._longest = 0.0
 
 
 class SinkMeasures:
@@ -211,6 +227,11 @@ class SinkMeasures:
         """Count rows whose lease ended before they were settled."""
         self.row_leases_lost += rows
 
+    def begin_interval(self) -> None:
+        """Forget the longest observations of which percentiles are recorded."""
+        for histogram in (self.end_to_end, self.read, self.claim, self.settle):
+            histogram.begin_interval()
+
     def _attempts(self, outcome: Outcome) -> Histogram:
         histogram = self.attempts.get(outcome)
         if histogram is None:
@@ -239,22 +260,25 @@ class RelayMeasures:
 
 
 def since(before: Distribution | None, after: Distribution) -> Distribution:
-    """Return the observations of a histogram between two copies, without exemplars."""
+    """Return the observations of a histogram in the interval that begins with ``before``, without exemplars."""
     if before is None:
-        return Distribution(after.counts, after.sum)
+        return Distribution(after.counts, after.sum, longest=after.longest)
     counts = tuple(max(0, new - old) for old, new in zip(before.counts, after.counts, strict=True))
-    return Distribution(counts, max(0.0, after.sum - before.sum))
+    return Distribution(counts, max(0.0, after.sum - before.sum), longest=after.longest)
 
 
 def quantile(found: Distribution, share: float) -> float | None:
-    """Return an estimate of a quantile in seconds, at most the last bound; None without an observation."""
+    """Return an estimate of a quantile in seconds, at most the longest observation; None without an observation.
+
+    A quantile above the last bound is returned as the last bound.
+    """
     total, seen = sum(found.counts), 0
     if not total:
         return None
     for bucket, count in enumerate(found.counts[: len(BOUNDS)]):
         if count and seen + count >= share * total:
             low = BOUNDS[bucket - 1] if bucket else 0.0
-            return low + (BOUNDS[bucket] - low) * max(0.0, share * total - seen) / count
+            return min(found.longest, low + (BOUNDS[bucket] - low) * max(0.0, share * total - seen) / count)
         seen += count
     return BOUNDS[-1]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import psycopg
+from psycopg.pq import Conninfo
 
 from outbox_relay.postgres.conninfo import fault, parsed
 
@@ -15,7 +16,7 @@ ENCRYPTING = frozenset(("require", "verify-ca", "verify-full"))
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
-__all__ = ["encrypts", "endpoints", "fault", "has_password", "secret_files"]
+__all__ = ["encrypts", "endpoints", "fault", "has_password", "place_of", "secret_files"]
 
 
 def endpoints(dsn: str, environ: Mapping[str, str]) -> list[tuple[str, int]]:
@@ -39,6 +40,19 @@ def endpoints(dsn: str, environ: Mapping[str, str]) -> list[tuple[str, int]]:
         local = not names or any(name.startswith(("/", "@")) for name in names)
         found += [(name, port) for name in (LOOPBACK if local else names)]
     return found
+
+
+def place_of(dsn: str) -> str:
+    """Return HOST:PORT/NAME of the database to which ``dsn`` leads, with libpq's defaults; empty if it is malformed."""
+    try:
+        given = {option.keyword.decode(): (option.val or b"").decode() for option in Conninfo.get_defaults()}
+        given |= {name: str(value) for name, value in parsed(dsn).items()}
+    except (psycopg.Error, UnicodeError):
+        return ""
+    hosts = _listed(given.get("host") or given.get("hostaddr")) or ["localhost"]
+    ports = _listed(given.get("port")) or [str(PORT)]
+    places = [f"{host}:{ports[n] if n < len(ports) else ports[-1]}" for n, host in enumerate(hosts)]
+    return f"{','.join(places)}/{given.get('dbname') or given.get('user') or ''}"
 
 
 def encrypts(dsn: str, environ: Mapping[str, str]) -> bool:

@@ -93,7 +93,7 @@ class Service:
         figures = parts.figures
         snapshots = Snapshots(self._relays, parts.measures, figures.known, lambda: self._reload_loop.last_successful)
         self._exposition = Exposition(snapshots.take)
-        history = History(self._store, parts.measures, snapshots.copies, figures.known, self._log)
+        history = History(self._store, parts.measures, snapshots.end_interval, figures.known, self._log)
         self._background |= {"figures": figures.run, "history": history.run}
         self._supervisor = Supervisor(self._store.replace_lost_connections, self._stopping, self._log)
 

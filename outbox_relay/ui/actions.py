@@ -8,7 +8,6 @@ from typing import Any, Final
 from outbox_relay import admin
 from outbox_relay.admin import replays, sinks
 from outbox_relay.admin.actions import require_sink
-from outbox_relay.admin.deliveries import search_deliveries
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.moment import read_moment
 from outbox_relay.postgres.store import Store
@@ -16,6 +15,7 @@ from outbox_relay.ui import forms
 from outbox_relay.ui.jobs import Report
 from outbox_relay.ui.plans import Action, By, Fields, Input, Plan
 from outbox_relay.ui.schedule_actions import SCHEDULE_ACTIONS
+from outbox_relay.ui.view_events import count_matching
 
 RATE_MOST: Final = 1_000_000
 REPLAY_MOST: Final = 10**18 - 1
@@ -133,7 +133,7 @@ async def _plan_deliveries(store: Store, fields: Fields, verb: str, states: Sequ
     if not kept:
         raise ConfigurationError(f"name what to {verb.lower()}, such as state: {states[0]}")
     wanted = forms.read_filter(fields, states)
-    matched = await _count(store, wanted)
+    matched = await count_matching(store, wanted)
     state, number = wanted["states"][0], matched.count
     _refuse_more(fields, matched, state)
     found = f"{matched} {state} {'delivery matches' if number == 1 and matched.exact else 'deliveries match'}."
@@ -167,14 +167,6 @@ def _refuse_more(fields: Fields, matched: admin.Matched, state: str) -> None:
         )
 
 
-async def _count(store: Store, wanted: dict[str, Any]) -> admin.Matched:
-    """Return the number of deliveries that match: a lower bound if more of them have to be looked at for it."""
-    if "uids" in wanted:
-        return await admin.count_deliveries(store, wanted)
-    found = await search_deliveries(store, wanted, 1)
-    return admin.Matched(found.matched, found.complete, found.at)
-
-
 async def _retry(store: Store, fields: Fields, by: By, report: Report) -> str:
     wanted = forms.read_filter(fields, ("dead", "waiting"))
     rate = forms.read_integer("rate", fields["rate"], 1, RATE_MOST) if fields.get("rate") else None
@@ -185,7 +177,7 @@ async def _retry(store: Store, fields: Fields, by: By, report: Report) -> str:
 async def _discard(store: Store, fields: Fields, by: By, report: Report) -> str:
     if by.reason is None:
         raise ConfigurationError("a discard needs a reason, which why shows")
-    wanted = forms.read_filter(fields)
+    wanted = forms.read_filter(fields, admin.STATES)
     result = await admin.discard_deliveries(store, wanted, report=report, actor=by.actor, reason=by.reason)
     return _result("discarded", result)
 
@@ -238,7 +230,7 @@ def _replay_effects(found: replays.Preview, sink: str, to: str | None) -> list[s
     lines = [f"{least}{found.matched:,} events that sink {sink} has passed will be delivered to {to or sink} again."]
     lines += [f"There is no event {uid} in the log." for uid in found.unknown]
     if found.oldest is not None:
-        lines.append(f"The log begins at {found.oldest:%Y-%m-%d %H:%M:%S%z}: earlier events are not in it.")
+        lines.append(f"The log begins at {found.oldest.isoformat()}: earlier events are not in it.")
     if found.unrouted:
         lines.append(f"Sink {sink} has no route for {', '.join(found.unrouted[:10])}.")
     if found.paused:

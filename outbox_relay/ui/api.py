@@ -69,10 +69,12 @@ async def event(request: Request) -> Response:
 
 
 async def key(request: Request) -> Response:
-    """Answer with the deliveries of a key."""
+    """Answer with the deliveries of a key, and its events."""
     site = site_of(request)
     store = await site.store()
-    return _json(await view_events.key(store, await site.keys.find(store, request.path_params["hash"])))
+    wanted = await site.keys.find(store, request.path_params["hash"])
+    before = forms.read_before(forms.single(request.query_params.multi_items()))
+    return _json(await view_events.key(store, wanted, before, payload=shows_payloads(request)))
 
 
 async def replays(request: Request) -> Response:

@@ -58,17 +58,18 @@ def create_app(
     read_only: bool = False,
     show_payloads: bool = False,
     pooler: bool = False,
+    label: str = "",
 ) -> Guard:
     """Return the page as an ASGI application, which FastAPI, Starlette or Django mount under any prefix.
 
     ``authenticate`` is called with each request, and returns its ``User``, or None, which is answered with 401. It may
     be a coroutine function. With ``read_only`` every action is refused. With ``show_payloads`` operators see payloads.
-    ``pooler`` is True if ``dsn`` leads to a transaction-pooling proxy.
+    ``pooler`` is True if ``dsn`` leads to a transaction-pooling proxy. ``label`` names the environment on every page.
 
     The database is connected to at the first request; ``await page.aclose()`` ends its connections. Nothing is read
     from the environment.
     """
-    site = Site((lambda: dsn) if isinstance(dsn, str) else dsn, pooler, PageOptions(read_only, show_payloads))
+    site = Site((lambda: dsn) if isinstance(dsn, str) else dsn, pooler, PageOptions(read_only, show_payloads, label))
     return build_app(site, Host(authenticate))
 
 

@@ -14,6 +14,10 @@ from outbox_relay.service.logs import logger
 
 FRESH_SECONDS = 30.0
 """Age of findings from which on the next look examines again."""
+OLD_SECONDS = 60.0
+"""Age of findings from which on a look waits for the examination that it begins."""
+WAIT_SECONDS = 3.0
+"""Maximum time of that wait."""
 
 
 class CachedFindings:
@@ -37,10 +41,17 @@ class CachedFindings:
         age = None if self._found is None else round(self._clock() - self._found_at, 1)
         return {"findings": self._found, "age_seconds": age, "error": self._error}
 
-    async def finish(self) -> None:
-        """Wait until the present examination has ended."""
+    async def recent(self, store: Store) -> dict[str, Any]:
+        """Return the newest findings. If they are old, wait for new ones for at most ``WAIT_SECONDS``."""
+        found = self.current(store)
+        if found["age_seconds"] is None or found["age_seconds"] > OLD_SECONDS:
+            await self.finish(WAIT_SECONDS)
+        return self.current(store)
+
+    async def finish(self, seconds: float | None = None) -> None:
+        """Wait until the present examination has ended, for at most ``seconds``."""
         if self._running is not None:
-            await asyncio.wait([self._running])
+            await asyncio.wait([self._running], timeout=seconds)
 
     async def close(self) -> None:
         """Cancel the present examination."""

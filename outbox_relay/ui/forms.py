@@ -16,6 +16,9 @@ TEXT_CHARS: Final = 1024
 """Maximum length of a field."""
 FILTER_TEXTS: Final = ("sink", "type", "tenant", "error", "key")
 FILTER_TIMES: Final = ("since", "until")
+ALL: Final = "all"
+"""The value of the field ``state`` that selects every state. Only a list can show them all."""
+LISTED: Final = (*STATES, ALL)
 KIND: Final = "kind"
 """The kind of an error without a status. If it is empty, rows without an error are meant."""
 FILTER_NAMES: Final = (*FILTER_TEXTS, KIND, "status", *FILTER_TIMES, "state", "uid")
@@ -54,7 +57,7 @@ def single(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
     return found
 
 
-def read_filter(fields: Mapping[str, str], states: Sequence[str] = STATES) -> dict[str, Any]:
+def read_filter(fields: Mapping[str, str], states: Sequence[str] = LISTED) -> dict[str, Any]:
     """Return the filter of deliveries that ``fields`` describe. Empty fields do not count, except for a key.
 
     Blanks around a value do not count either, except in the texts ``EXACT``, which may have some.
@@ -86,7 +89,7 @@ def read_filter(fields: Mapping[str, str], states: Sequence[str] = STATES) -> di
     state = given.get("state", states[0])
     if state not in states:
         raise ConfigurationError(f"state should be one of {', '.join(states)}")
-    wanted["states"] = [state]
+    wanted["states"] = list(STATES) if state == ALL else [state]
     return wanted
 
 
@@ -111,6 +114,12 @@ def read_place(fields: Mapping[str, str]) -> Place | None:
         return None
     number, _, sink = fields["before"].partition("-")
     return read_integer("before", number, 0, 2**63 - 1), sink
+
+
+def read_before(fields: Mapping[str, str]) -> int | None:
+    """Return the id before which a list of events begins, or None. Raises ``ConfigurationError`` for another field."""
+    refuse_unknown(fields, ("before",))
+    return read_integer("before", fields["before"], 0, 2**63 - 1) if fields.get("before") else None
 
 
 def read_after(fields: Mapping[str, str]) -> str:

@@ -8,6 +8,7 @@ from typing import Any, Final
 from outbox_relay import __version__
 from outbox_relay.admin.deliveries import STATES
 from outbox_relay.ui.actions import ACTIONS, RATE_MOST
+from outbox_relay.ui.forms import LISTED
 from outbox_relay.ui.view_sinks import RANGES
 
 Schema = dict[str, Any]
@@ -85,6 +86,7 @@ SETTINGS: Final = _object(relay=TEXT, version=TEXT, settings=ANY)
 DELIVERY: Final[Mapping[str, Schema]] = {
     "uid": UID, "sink": TEXT, "type": TEXT, "key": _or_null(TEXT), "state": {"enum": list(STATES)}, "attempts": INTEGER,
     "error": _or_null(TEXT), "status": _or_null(INTEGER), "since": _or_null(TIME), "due_at": _or_null(TIME),
+    "last_attempt_at": _or_null(TIME),
 }  # fmt: skip
 EXPORTED: Final = _object(
     uid=UID, sink=TEXT, type=TEXT, key=_or_null(TEXT), state={"enum": list(STATES)}, attempts=INTEGER,
@@ -92,7 +94,7 @@ EXPORTED: Final = _object(
     deliver_at=_or_null(TIME), headers=_or_null(ANY), payload=_or_null(TEXT),
     payload_encoding={"enum": ["utf-8", "base64", None]},
 )  # fmt: skip
-RELAY: Final = _object(name=TEXT, version=TEXT, seen_seconds_ago=NUMBER, shards=_map(INTEGER))
+RELAY: Final = _object(name=TEXT, version=TEXT, seen_seconds_ago=NUMBER, stale=BOOLEAN, shards=_map(INTEGER))
 RUNNING: Final = _object(
     uid=UID, sink=TEXT, type=TEXT, key=_or_null(TEXT), relay=TEXT, attempt=INTEGER, since=_or_null(TIME),
     running_seconds=_or_null(NUMBER), lease_seconds=NUMBER,
@@ -177,9 +179,12 @@ ANSWERS: Final[Mapping[str, tuple[str, Schema, tuple[str, ...]]]] = {
     ),
     "/events/{uid}": ("An event, and its state in each sink", EVENT, ()),
     "/keys/{hash}": (
-        "The deliveries of a key in their order",
-        _object(key=TEXT, sinks=_map(_list(_object(**DELIVERY))), complete=BOOLEAN),
-        (),
+        "The deliveries of a key in their order, and its events, newest first",
+        _object(
+            key=TEXT, sinks=_map(_list(_object(**DELIVERY))), complete=BOOLEAN, events=_list(ANY),
+            next=_or_null(INTEGER), searched_since=_or_null(TIME),
+        ),
+        ("before",),
     ),
     "/replays": ("The replays, newest first", _object(replays=_list(REPLAY)), ()),
     "/replays/{id}": ("One replay", REPLAY, ()),
@@ -194,7 +199,8 @@ ANSWERS: Final[Mapping[str, tuple[str, Schema, tuple[str, ...]]]] = {
         _object(
             **AGE, log_bytes=_or_null(INTEGER), default_partition_rows=_or_null(INTEGER),
             oldest_transaction_seconds=_or_null(NUMBER), lock_waits=_or_null(INTEGER), retention=_or_null(ANY),
-            tables=_or_null(_list(TABLE)), transactions=_or_null(_list(TRANSACTION)), locks=_or_null(_list(LOCK)),
+            tables=_or_null(_list(TABLE)), transactions=_or_null(_list(TRANSACTION)), sees_all=BOOLEAN,
+            locks=_or_null(_list(LOCK)),
             signals=HISTORY, unread=_map(TEXT),
         ),
         (),
@@ -249,7 +255,7 @@ def _names(path: str) -> list[str]:
 def _query_schema(name: str) -> Schema:
     match name:
         case "state":
-            return {"enum": list(STATES)}
+            return {"enum": list(LISTED)}
         case "period":
             return {"enum": list(RANGES)}
         case "status" | "counted":
@@ -264,7 +270,12 @@ def _post() -> Schema:
     body = {
         "type": "object",
         "additionalProperties": False,
-        "properties": {**{name: _query_schema(name) for name in names}, "rate": rate, "dry_run": BOOLEAN},
+        "properties": {
+            **{name: _query_schema(name) for name in names},
+            "state": {"enum": list(STATES)},
+            "rate": rate,
+            "dry_run": BOOLEAN,
+        },
     }
     parameter = {"name": "action", "in": "path", "required": True, "schema": {"enum": list(ACTIONS)}}
     return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,17 +51,23 @@ async def exceptions(request: Request) -> Response:
     values: dict[str, Any] = {
         "fields": fields,
         "key": wanted.get("key"),
-        "states": admin.STATES,
-        "shown_state": wanted["states"][0],
+        "states": forms.LISTED,
+        "shown_state": fields.get("state", "").strip() or admin.STATES[0],
         "query": forms.filter_query(fields),
+        "query_of": partial(forms.filter_query, fields),
         "view": "groups" if fields.get("view") == "groups" else "list",
         "exports": shows_payloads(request),
     }
     if values["view"] == "groups":
         found = await view_events.summary(site, wanted)
-        return page(request, "exceptions.html", {**values, **found, "groups": _linked(found["groups"], fields)})
-    found = await view_events.exceptions(store, site.keys, wanted, forms.read_place(fields))
-    return page(request, "exceptions.html", {**values, "rows": found["deliveries"], **found})
+        is_empty = found["groups"] == []
+        values |= {**found, "groups": _linked(found["groups"], fields)}
+    else:
+        found = await view_events.exceptions(store, site.keys, wanted, forms.read_place(fields))
+        is_empty = not (found["deliveries"] or found["next"] or "before" in fields)
+        values |= {**found, "rows": found["deliveries"]}
+    others = await view_events.other_states(store, wanted) if is_empty else {}
+    return page(request, "exceptions.html", {**values, "others": others})
 
 
 def _linked(groups: list[dict[str, Any]] | None, fields: Mapping[str, str]) -> list[dict[str, Any]] | None:
@@ -102,11 +109,13 @@ async def event(request: Request) -> Response:
 
 
 async def key(request: Request) -> Response:
-    """Show the deliveries of a key in their order."""
+    """Show the deliveries of a key in their order, and its events."""
     site = site_of(request)
     store = await site.store()
     wanted = await site.keys.find(store, request.path_params["hash"])
-    return page(request, "key.html", await view_events.key(store, wanted))
+    before = forms.read_before(forms.single(request.query_params.multi_items()))
+    found = await view_events.key(store, wanted, before, payload=shows_payloads(request))
+    return page(request, "key.html", {**found, "before": before})
 
 
 async def replays(request: Request) -> Response:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import hmac
 import json
+import re
 import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, cast
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import HTMLResponse, RedirectResponse
 
 from outbox_relay import __version__
 from outbox_relay.admin.render_why import state_text
 from outbox_relay.admin.text import duration
+from outbox_relay.domain.measures import BOUNDS
 from outbox_relay.retention.wording import keepers_text
 from outbox_relay.ui import charts
 from outbox_relay.ui.access import stable_digest
@@ -27,6 +29,7 @@ from outbox_relay.ui.users import User
 CSRF_COOKIE: Final = "outbox_relay_csrf"
 CSRF_FIELD: Final = "csrf"
 CUT_CHARS: Final = 160
+ISO_TIME: Final = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 SIZES: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -40,6 +43,11 @@ def _seconds(value: float | None) -> str:
     if value is None:
         return "–"  # noqa: RUF001 - a dash
     return f"{value * 1000:.0f} ms" if value < 1 else duration(value)
+
+
+def _percentile(value: float | None) -> str:
+    """Return a percentile of the history, which is at most the last bound of its histogram."""
+    return f"more than {duration(value)}" if value is not None and value >= BOUNDS[-1] else _seconds(value)
 
 
 def _bytes(value: float | None) -> str:
@@ -60,8 +68,12 @@ def _time(value: str | datetime | None) -> str | Markup:
         at = (datetime.fromisoformat(value) if isinstance(value, str) else value).astimezone(UTC)
     except (ValueError, OverflowError):
         return str(value)
-    shown = at.strftime("%Y-%m-%d %H:%M:%S")
-    return Markup('<time datetime="{0}" title="{0}">{1} UTC</time>').format(at.isoformat(), shown)
+    return Markup('<time datetime="{0}" title="{0}">{1}</time>').format(at.isoformat(), charts.time_text(at))
+
+
+def _with_times(text: str) -> Markup:
+    """Return a text whose times are shown as ``_time`` shows them."""
+    return Markup(ISO_TIME.sub(lambda found: str(_time(found[0])), str(escape(text))))  # noqa: S704 - it is escaped
 
 
 def _cut(value: object, most: int = CUT_CHARS) -> str:
@@ -83,12 +95,12 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {
-        "number": _number, "seconds": _seconds, "duration": duration, "size": _bytes, "time": _time, "cut": _cut,
-        "json": _plain_json, "keepers": keepers_text,
+        "number": _number, "seconds": _seconds, "percentile": _percentile, "duration": duration, "size": _bytes,
+        "time": _time, "with_times": _with_times, "cut": _cut, "json": _plain_json, "keepers": keepers_text,
     }  # fmt: skip
     shared: dict[str, Any] = {
-        "bars": charts.bars, "line": charts.line, "steps": charts.steps_of, "state_text": state_text,
-        "version": __version__,
+        "bars": charts.bars, "line": charts.line, "steps": charts.steps_of, "step_times": charts.step_times,
+        "shown_number": _number, "shown_percentile": _percentile, "state_text": state_text, "version": __version__,
     }  # fmt: skip
     cast("dict[str, Any]", made.globals).update(shared)
     return made
@@ -138,6 +150,8 @@ def page(request: Request, template: str, values: Mapping[str, Any], status: int
         "csrf": csrf_token(request, cookie),
         "key_hash": site_of(request).keys.hash,
         "has_schedules": site_of(request).has_schedules(),
+        "label": site_of(request).options.label,
+        "database": site_of(request).database(),
     }
     html = ENVIRONMENT.get_template(template).render({**shared, **values})
     answer = HTMLResponse(html, status)

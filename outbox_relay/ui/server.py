@@ -48,6 +48,7 @@ class Serving:
     read_only: bool = False
     show_payloads: bool = False
     root_path: str = ""
+    label: str = ""
 
 
 HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -80,7 +81,7 @@ def check(serving: Serving) -> None:
 def application(serving: Serving, dsn: Callable[[], str], *, pooler: bool) -> ASGIApp:
     """Return the page as the options say. Raises ``ConfigurationError``."""
     check(serving)
-    site = Site(dsn, pooler, PageOptions(serving.read_only, serving.show_payloads))
+    site = Site(dsn, pooler, PageOptions(serving.read_only, serving.show_payloads, serving.label))
     tokens = None if serving.tokens is None else FileContent(serving.tokens, read_tokens)
     if tokens is not None:
         tokens.current()

@@ -7,8 +7,9 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from outbox_relay.domain.errors import DatabaseUnusable
+from outbox_relay.domain.errors import DatabaseUnusable, RelayError
 from outbox_relay.postgres import migrations
+from outbox_relay.postgres.dsn import place_of
 from outbox_relay.postgres.store import Store
 from outbox_relay.ui.findings import CachedFindings
 from outbox_relay.ui.jobs import Jobs
@@ -21,10 +22,11 @@ CONNECTIONS = 4
 
 @dataclass(frozen=True, slots=True)
 class PageOptions:
-    """Options of the page. ``show_payloads`` is for operators only."""
+    """Options of the page. ``show_payloads`` is for operators only; ``label`` names the environment on every page."""
 
     read_only: bool = False
     show_payloads: bool = False
+    label: str = ""
 
 
 @dataclass(slots=True)
@@ -42,6 +44,13 @@ class Site:
     summaries: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     """Held while a summary is made: one at a time, so that the other pages keep their connections."""
     _opening: asyncio.Task[Store] | None = None
+
+    def database(self) -> str:
+        """Return HOST:PORT/NAME of the database as the connection string has it now; empty if it cannot be read."""
+        try:
+            return place_of(self.dsn())
+        except (RelayError, OSError):
+            return ""
 
     async def store(self) -> Store:
         """Return the connected store. All requests that come meanwhile share one attempt to connect.

@@ -21,6 +21,10 @@ UID_ROWS: Final = 1000
 """Maximum number of deliveries of events that are named by their uids."""
 KEY_ROWS: Final = 500
 """Maximum number of deliveries of one key that are shown."""
+KEY_EVENTS: Final = 50
+"""Number of events of a key on a page."""
+KEY_SECONDS: Final = 3.0
+"""Time after which the search for them takes no further step."""
 PAYLOAD_CHARS: Final = 20_000
 """Length after which a payload is cut."""
 
@@ -34,6 +38,21 @@ async def exceptions(
         row["key_hash"] = None if row["key"] is None else keys.remember(row["key"])
     after = None if found.after is None else {"id": found.after[0], "sink": found.after[1]}
     return {"deliveries": found.deliveries, "complete": found.complete, "next": after}
+
+
+async def count_matching(store: Store, wanted: Mapping[str, Any]) -> admin.Matched:
+    """Return the number of deliveries of one state that match: a lower bound if it takes too many rows to count all."""
+    if "uids" in wanted:
+        return await admin.count_deliveries(store, wanted)
+    found = await search_deliveries(store, wanted, 1)
+    return admin.Matched(found.matched, found.complete, found.at)
+
+
+async def other_states(store: Store, wanted: Mapping[str, Any]) -> dict[str, admin.Matched]:
+    """Return how many deliveries match in each state that ``wanted`` leaves out, if any does."""
+    left_out = (state for state in admin.STATES if state not in wanted["states"])
+    counts = {state: await count_matching(store, {**wanted, "states": [state]}) for state in left_out}
+    return {state: matched for state, matched in counts.items() if matched.count or not matched.exact}
 
 
 async def _search(store: Store, wanted: Mapping[str, Any], before: Place | None) -> Found:
@@ -75,11 +94,15 @@ async def summary(site: Site, wanted: Mapping[str, Any]) -> dict[str, Any]:
     If that takes too long, ``groups`` is None. One summary at a time is made, so that pages keep their connections.
     """
     store = await site.store()
+    states = wanted["states"]
+    parts = [states] if len(states) == 1 else [[each for each in states if each != "scheduled"], ["scheduled"]]
     async with site.summaries:
         try:
-            return await admin.summarize(store, wanted, SUMMARY_SECONDS)
+            found = [await admin.summarize(store, {**wanted, "states": part}, SUMMARY_SECONDS) for part in parts]
         except StatementFailed:
             return {"groups": None, "exact": False}
+    groups = [group for each in found for group in each["groups"]]
+    return {"groups": groups, "exact": all(each["exact"] for each in found)}
 
 
 def _hide_answers(found: dict[str, Any], attempts: list[dict[str, Any]]) -> None:
@@ -93,10 +116,25 @@ def _hide_answers(found: dict[str, Any], attempts: list[dict[str, Any]]) -> None
             sink["last_attempt"].pop("answer", None)
 
 
-async def key(store: Store, wanted: str) -> dict[str, Any]:
-    """Return the deliveries of a key per sink, in their order, each with what is in its way."""
+async def key(store: Store, wanted: str, before: int | None = None, *, payload: bool) -> dict[str, Any]:
+    """Return the deliveries of a key per sink, in their order, and its events in the log as ``why --key`` has them.
+
+    Events are the newest ones with ids below ``before``, and ``next`` is the id from which older ones may follow. Only
+    with ``payload`` do they have the answers of destinations.
+    """
     rows, complete = await deliveries_of_key(store, wanted, KEY_ROWS)
+    found = await admin.why_key(store, wanted, KEY_EVENTS, before, KEY_SECONDS)
+    for each in found["events"] if not payload else ():
+        _hide_answers(each, [])
     sinks: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         sinks.setdefault(row["sink"], []).append(row)
-    return {"key": wanted, "sinks": sinks, "complete": complete}
+    is_full = len(found["events"]) == KEY_EVENTS
+    return {
+        "key": wanted,
+        "sinks": sinks,
+        "complete": complete,
+        "events": found["events"],
+        "next": found["events"][-1]["id"] if is_full else None,
+        "searched_since": found["searched_since"],
+    }

@@ -50,7 +50,8 @@ async def relays(store: Store) -> dict[str, Any]:
 async def database(store: Store) -> dict[str, Any]:
     """Return the days of the log, tables, long transactions, lock waits and the four signals of degradation.
 
-    A part that could not be read is None, and ``unread`` says why.
+    A part that could not be read is None, and ``unread`` says why. ``sees_all`` is True if the transactions of other
+    roles are among them.
     """
     unread: dict[str, str] = {}
 
@@ -66,6 +67,7 @@ async def database(store: Store) -> dict[str, Any]:
     for table in tables or ():
         table["vacuumed_at"] = table["vacuumed_at"] and table["vacuumed_at"].isoformat()
     transactions = await part("doctor_transactions", {"seconds": TRANSACTION_SECONDS})
+    server = await part("doctor_server", {})
     locks = await part("doctor_locks", {"seconds": LOCK_SECONDS})
     try:
         retention = await store.retention_status(live=False)
@@ -77,6 +79,7 @@ async def database(store: Store) -> dict[str, Any]:
         "retention": retention,
         "tables": tables,
         "transactions": transactions,
+        "sees_all": bool(server and server[0]["sees_all"]),
         "locks": locks,
         "signals": await view_sinks.history(store, "", "2h"),
         "unread": unread,

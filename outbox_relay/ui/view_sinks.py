@@ -13,8 +13,8 @@ from outbox_relay.admin.text import iso_time
 from outbox_relay.domain.errors import ConfigurationError, DatabaseUnusable, NotFound
 from outbox_relay.postgres.store import Store
 from outbox_relay.ui import view_events
-from outbox_relay.ui.figures import read_figures
-from outbox_relay.ui.sink_health import judge_sink
+from outbox_relay.ui.figures import StoredFigures, read_figures
+from outbox_relay.ui.sink_health import RECENT_MINUTES, judge_sink
 from outbox_relay.ui.site import Site
 
 MINUTES: Final = 60
@@ -38,7 +38,7 @@ STEP_FIELDS: Final = (
 async def overview(site: Site) -> dict[str, Any]:
     """Return every sink with its state, figures and last hour, the live relays, and the findings of ``doctor``."""
     store = await site.store()
-    return {**await sinks(store), "relays": await live_relays(store), "doctor": site.findings.current(store)}
+    return {**await sinks(store), "relays": await live_relays(store), "doctor": await site.findings.recent(store)}
 
 
 async def sinks(store: Store) -> dict[str, Any]:
@@ -46,7 +46,7 @@ async def sinks(store: Store) -> dict[str, Any]:
     figures = await read_figures(store)
     hours = {row.sink: row for row in await store.named("history_hour", {})}
     found = [
-        {**_sink(row, figures.of_sink(row.name)), "hour": _hour(hours.get(row.name))}
+        {**_sink(row, figures, hour := _hour(hours.get(row.name))), "hour": hour}
         for row in await store.named("status_sinks", {})
     ]
     return {"sinks": found, "figures_age_seconds": figures.age}
@@ -65,10 +65,11 @@ async def sink(site: Site, name: str, period: str) -> dict[str, Any]:
     if row is None:
         raise NotFound(await unknown_sink(store, name))
     figures = await read_figures(store)
+    hours = {row.sink: row for row in await store.named("history_hour", {})}
     listed: dict[str, Any] = {each["name"]: each for each in (await list_sinks(store))["sinks"]}.get(name, {})
     groups = await view_events.summary(site, {"sink": name, "states": ["dead"]})
     return {
-        **_sink(row, figures.of_sink(name)),
+        **_sink(row, figures, _hour(hours.get(name))),
         "figures_age_seconds": figures.age,
         "start": listed.get("start"),
         "since": listed.get("since"),
@@ -97,9 +98,10 @@ async def _last_errors(store: Store, name: str) -> list[dict[str, Any]]:
     return [{**row, "at": iso_time(row["at"]), "uid": row["uid"] and str(row["uid"])} for row in rows]
 
 
-def _sink(row: Any, figures: dict[str, Any]) -> dict[str, Any]:
+def _sink(row: Any, stored: StoredFigures, hour: Mapping[str, Any]) -> dict[str, Any]:
     known = {field: getattr(row, field) for field in SINK_FIELDS}
-    state = judge_sink(known, figures["oldest_seconds"])
+    figures = stored.of_sink(row.name)
+    state = judge_sink(known, figures, stored.age, sum(hour["minutes"][-RECENT_MINUTES:]))
     return {
         "name": row.name,
         "patterns": row.patterns,

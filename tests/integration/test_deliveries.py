@@ -49,6 +49,7 @@ async def test_dead_letters_are_listed_newest_first_with_all_that_is_shown(books
     [newer, older] = await admin.list_deliveries(books.store, {}, 50)
     assert [newer["uid"], newer["sink"], newer["key"]] == [second, "events", None]
     assert older.pop("since").endswith("+00:00")
+    assert older.pop("last_attempt_at").endswith("+00:00")
     assert older == {
         "uid": first,
         "sink": "crm",

@@ -68,7 +68,7 @@ def a_history(harness: RelayHarness, log: RecordedLog) -> tuple[History, Snapsho
     aged = [Aged(Entry("backlog", "s", 0.0, 10.0, False, BACKLOG), 0.0)]
     relays = {relay.spec.name: relay for relay in harness.relays}
     snapshots = Snapshots(relays, RelayMeasures(), lambda _: aged, lambda: True)
-    return History(harness.store, RelayMeasures(), snapshots.copies, lambda _: aged, log), snapshots
+    return History(harness.store, RelayMeasures(), snapshots.end_interval, lambda _: aged, log), snapshots
 
 
 def moment(snapshots: Snapshots, seconds: float = 0.0) -> Moment:

@@ -427,9 +427,9 @@ async def test_relays_that_are_alive_are_listed_with_their_shards(books: Ledger)
     relays = (await admin.status(books.store))["relays"]
     seen = [relay.pop("seen_seconds_ago") for relay in relays]
     assert relays == [
-        {"name": "a", "version": "1.2.3", "shards": {"t": 0}},
-        {"name": "b", "version": "1.2.3", "shards": {"s": 20, "t": 0}},
-        {"name": "c", "version": "1.2.3", "shards": {"s": 30}},
+        {"name": "a", "version": "1.2.3", "stale": False, "shards": {"t": 0}},
+        {"name": "b", "version": "1.2.3", "stale": False, "shards": {"s": 20, "t": 0}},
+        {"name": "c", "version": "1.2.3", "stale": False, "shards": {"s": 30}},
     ]
     assert seen[0] < 30 < 50 <= seen[2] < 80
 

@@ -33,8 +33,8 @@ OTHER_FILES = {
     "half a minute for each case, and only of the pace that shared_rate tests": "rate_accuracy",
     "of several versions by itself": "pg_upgrade",
     "commands and the page: what they say, of functions that other files test": """
-        attempt_commands check_online cli config_commands connection_reasons dead_commands reasons ui_actions
-        ui_api ui_mounted ui_server why_key
+        attempt_commands check_online cli config_commands connection_reasons dead_commands reasons
+        ui_actions ui_answers ui_api ui_mounted ui_server why_key
     """,
     "processes: their files, signals, clients, memory and destinations": """
         blocking_files both_sinks chaos_replays client_trouble confinement demo_processes destination_down

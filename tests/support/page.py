@@ -86,11 +86,12 @@ async def browsing(
     tokens: Access | None = None,
     read_only: bool = False,
     show_payloads: bool = False,
+    label: str = "",
     dsn: str | None = None,
     client: tuple[str, int] = ("127.0.0.1", 50_000),
 ) -> AsyncGenerator[Browser]:
     """Look at the page of `database` as `user`, or as `access` finds out."""
-    site = Site(lambda: dsn or database.dsn, pooler=False, options=PageOptions(read_only, show_payloads))
+    site = Site(lambda: dsn or database.dsn, pooler=False, options=PageOptions(read_only, show_payloads, label))
     app = build_app(site, access or Anyone(user), tokens=tokens, hosts=host_names("127.0.0.1"))
     transport = ASGITransport(app, client=client)
     try:

@@ -179,7 +179,9 @@ def test_a_copy_does_not_change() -> None:
         ([], 0.5, None),
         ([0.0005] * 10, 0.5, 0.0005),
         ([0.003] * 99 + [200.0], 0.5, 0.00376),
-        ([0.003] * 90 + [200.0] * 10, 0.99, 282.0),
+        ([0.003] * 90 + [200.0] * 10, 0.99, 200.0),
+        ([130.0] * 99 + [299.0], 0.5, 210.9),
+        ([181.0], 0.5, 181.0),
         ([1000.0], 0.99, 300.0),
     ],
 )
@@ -199,4 +201,16 @@ def test_an_interval_has_the_observations_between_two_copies() -> None:
     found = since(before, histogram.copy())
     assert (sum(found.counts), found.sum) == (3, 6.0)
     assert sum(since(None, histogram.copy()).counts) == 4
+
+
+def test_no_quantile_of_an_interval_is_longer_than_its_longest_observation() -> None:
+    histogram = Histogram()
+    histogram.observe(2760.0)
+    before = histogram.copy()
+    histogram.begin_interval()
+    histogram.observe_all([10.0 * n for n in range(1, 18)])
+    found = since(before, histogram.copy())
+    assert quantile(found, 0.99) == 170.0
+    histogram.observe_all([])
+    assert histogram.copy().longest == 170.0
     assert sum(since(histogram.copy(), before).counts) == 0

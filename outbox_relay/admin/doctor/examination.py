@@ -10,7 +10,7 @@ from outbox_relay.admin.alive import ALIVE_SECONDS
 from outbox_relay.admin.doctor import degradation, log, schedules, server, sinks
 from outbox_relay.admin.doctor.finding import Finding, worst_first
 from outbox_relay.admin.status import RETENTION, status
-from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable, RelayError, StatementFailed
+from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable, RelayError, RightMissing, StatementFailed
 from outbox_relay.postgres.store import Store
 
 T = TypeVar("T")
@@ -136,7 +136,8 @@ def _checked(name: str, rows: Sequence[Any] | RelayError, check: Check) -> Itera
     if not isinstance(rows, RelayError):
         return check(rows)
     part, refused = name.removeprefix("doctor_").replace("_", " "), isinstance(rows, DatabaseUnusable)
-    return [_not_examined(part, str(rows), refused=refused)]
+    reason = "not visible to this role" if isinstance(rows, RightMissing) else str(rows)
+    return [_not_examined(part, reason, refused=refused)]
 
 
 def _not_examined(part: str, reason: str, *, refused: bool = False) -> Finding:

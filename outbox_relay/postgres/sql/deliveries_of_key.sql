@@ -3,7 +3,8 @@ select d.id, d.uid, d.sink::text as sink, d.type::text as type, d.key::text as k
        d.state as state, d.attempts, d.last_error as error,
        d.last_status as status,
        outbox_internal.loadable_time(case when d.state = 'dead' then greatest(d.last_attempt_at, d.since) else d.since end) as since,
-       case when d.state <> 'dead' then outbox_internal.loadable_time(d.due_at) end as due_at
+       case when d.state <> 'dead' then outbox_internal.loadable_time(d.due_at) end as due_at,
+       outbox_internal.loadable_time(d.last_attempt_at) as last_attempt_at
   from outbox.sink k
  cross join lateral (
     select * from (

@@ -1,5 +1,8 @@
--- The relays that were seen recently or own a shard, and the number of their shards of each sink.
+-- The relays that were seen recently or own a shard, and the number of their shards of each sink. `stale`: the heartbeat is
+-- old, and the rest of the leases is shorter than its age, so more than half of them has passed.
 select r.id, r.name, r.version, extract(epoch from now() - r.seen_at)::double precision as seen_seconds_ago,
+       r.seen_at < now() - %(stale)s::double precision * interval '1 second'
+           and not exists (select from outbox.shard o where o.owner = r.id and o.lease_until - now() > now() - r.seen_at) as stale,
        k.sink, count(s.shard)::integer as shards
   from outbox.relay r
   left join lateral (

@@ -38,7 +38,7 @@ class Moment(NamedTuple):
 
 
 class History:
-    """Adds minutes. ``copies`` returns the measures of the sinks by their names in the settings."""
+    """Adds minutes. ``copies`` ends an interval and returns the measures by sink name in the settings."""
 
     def __init__(
         self,
@@ -76,7 +76,9 @@ class History:
             self._log.warning("history.dropped", reason=reason)
 
     def _moment(self) -> Moment:
-        return Moment(time.monotonic(), lease_clock(), self._copies(), self._measures.tick.copy())
+        tick = self._measures.tick.copy()
+        self._measures.tick.begin_interval()
+        return Moment(time.monotonic(), lease_clock(), self._copies(), tick)
 
 
 def minute(before: Moment, after: Moment, figures: Iterable[Aged]) -> list[dict[str, Any]]:

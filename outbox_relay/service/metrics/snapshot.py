@@ -77,6 +77,13 @@ class Snapshots:
         relays = self._relays.items()
         return {name: _copy(relay) for name, relay in relays if not relay.leases.removed and relay.spec.replay is None}
 
+    def end_interval(self) -> dict[str, SinkCopy]:
+        """Return the measures of the sinks by name, and begin another interval for their longest observations."""
+        found = self.copies()
+        for relay in self._relays.values():
+            relay.measures.begin_interval()
+        return found
+
 
 def _copy(relay: SinkRelay) -> SinkCopy:
     measures = relay.measures

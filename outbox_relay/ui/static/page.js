@@ -2,12 +2,20 @@
 "use strict";
 (() => {
   const SECONDS = 5;
-  const format = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+
+  function format(at) {  // the form in which the server shows times in UTC
+    const offset = -at.getTimezoneOffset();
+    const two = (number) => String(number).padStart(2, "0");
+    const size = Math.abs(offset);
+    const zone = offset === 0 ? "UTC" : `${offset < 0 ? "-" : "+"}${two(Math.floor(size / 60))}:${two(size % 60)}`;
+    return `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())} ` +
+      `${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())} ${zone}`;
+  }
 
   function showTimes(root) {
     for (const element of root.querySelectorAll("time[datetime]")) {
       const at = new Date(element.dateTime);
-      if (!Number.isNaN(at.getTime())) element.textContent = format.format(at);
+      if (!Number.isNaN(at.getTime())) element.textContent = format(at);
     }
   }
 
