@@ -75,7 +75,7 @@ class ArchiveFailed(RelayError):
     """An archive that was not written, or that did not hold what was read.
 
     The message names the address without its query, which is another one at each attempt, and the cause, which is
-    the class of the error or the system's words.
+    the storage's or the system's words without secrets, or the class of the error.
     """
 
     def __init__(self, address: str, cause: str) -> None:

@@ -20,8 +20,8 @@ from outbox_relay.retention.files import without_query
 from outbox_relay.retention.wording import day_name
 from outbox_relay.retention.worker import Task
 
-ARCHIVE_SECONDS, REMOVE_SECONDS = 12 * 3600.0, 600.0
-"""Time limits of a process that writes the archive of a day, and of one that removes objects."""
+ARCHIVE_SECONDS, REMOVE_SECONDS, CHECK_SECONDS = 12 * 3600.0, 600.0, 60.0
+"""Time limits of a process that writes the archive of a day, of one that removes objects, and of one that tries it."""
 
 
 def archiver_for(address: str, form: str, dsn: Callable[[], str], *, pooler: bool) -> ProcessArchiver | None:
@@ -66,6 +66,17 @@ class ProcessArchiver:
             raise
         await store.record_archive(day, lease, address, result["sha256"], result["events"])
         return result["events"]
+
+    async def check(self) -> tuple[str, str] | None:
+        """Write, read back and remove a small object. Return the step that failed, and why, or None."""
+        task = Task("", self._pooler, self._address, self._form, "", 0, f"check-{uuid4().hex}", probes=True)
+        try:
+            answer = await _answer(task, CHECK_SECONDS)
+        except TimeoutError:
+            answer = {"error": f"no answer within {CHECK_SECONDS:g} s"}
+        except (OSError, ValueError) as error:  # no process could be started, or it ended in the middle of its answer
+            answer = {"error": f"its process failed ({type(error).__name__})"}
+        return (answer.get("step", "write"), answer["error"]) if "error" in answer else None
 
     async def _remove(self, task: Task, addresses: Sequence[str]) -> list[str]:
         """Remove the objects of those ``addresses`` that are below this one; return the addresses that are gone."""

@@ -16,8 +16,14 @@ from outbox_relay.retention.rows import COLUMNS, decode, encode
 
 READ_BYTES = 1 << 20
 """Bytes that are decompressed at a time."""
-BATCH_ROWS = 256
-"""Rows of a Parquet file that are in memory at a time, when it is read."""
+BATCH_ROWS = 32
+"""Rows of a Parquet file that are in memory at a time, when it is read. A row may have megabytes."""
+PAGE_ROWS = 16
+"""Rows after which a page of a Parquet file ends if it is large. A page is in memory as a whole."""
+GROUP_ROWS = 100_000
+"""Rows of a row group. Readers are slow with small ones."""
+GROUP_BYTES = 128 << 20
+"""Bytes in memory after which a row group is written with fewer rows."""
 T = TypeVar("T")
 
 
@@ -87,7 +93,9 @@ class Folder:
         path = f"{self._path}/{name}"
         if form == "parquet":
             with self._fs.open_input_file(path) as file:
-                for batch in _pyarrow("pyarrow.parquet").ParquetFile(file).iter_batches(batch_size=BATCH_ROWS):
+                # By itself the reader keeps all that it has read.
+                parquet = _pyarrow("pyarrow.parquet").ParquetFile(file, buffer_size=READ_BYTES, pre_buffer=False)
+                for batch in parquet.iter_batches(batch_size=BATCH_ROWS):
                     yield from (_event(row) for row in batch.to_pylist())
         else:
             with self._fs.open_input_stream(path, compression=None) as raw:
@@ -118,21 +126,35 @@ class _LineWriter:
 
 class _ParquetWriter:
     def __init__(self, stream: Any) -> None:
-        arrow = _pyarrow("pyarrow")
+        self._arrow = arrow = _pyarrow("pyarrow")
         types = {"id": arrow.int64(), "shard": arrow.int16(), "priority": arrow.int16(), "payload": arrow.binary()}
         self._schema = arrow.schema([(name, types.get(name, arrow.string())) for name in (*COLUMNS, "payload")])
-        self._writer = _pyarrow("pyarrow.parquet").ParquetWriter(stream, self._schema, compression="zstd")
-        self._table = arrow.Table
+        self._writer = _pyarrow("pyarrow.parquet").ParquetWriter(
+            stream, self._schema, compression="zstd", write_batch_size=PAGE_ROWS
+        )
+        self._group: list[Any] = []
 
     def __enter__(self) -> _ParquetWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._writer.close()
+        try:
+            self._end_group()
+        finally:
+            self._writer.close()
 
     def write(self, events: Sequence[DayEvent]) -> None:
         rows = [{name: getattr(event, name) for name in self._schema.names} for event in events]
-        self._writer.write_table(self._table.from_pylist(rows, schema=self._schema))
+        self._group.append(self._arrow.Table.from_pylist(rows, schema=self._schema))
+        rows_of_it, bytes_of_it = sum(map(len, self._group)), sum(each.nbytes for each in self._group)
+        if rows_of_it >= GROUP_ROWS or bytes_of_it >= GROUP_BYTES:
+            self._end_group()
+
+    def _end_group(self) -> None:
+        if self._group:
+            table = self._arrow.concat_tables(self._group)
+            self._group = []
+            self._writer.write_table(table, row_group_size=len(table))
 
 
 def _event(row: dict[str, Any]) -> DayEvent:

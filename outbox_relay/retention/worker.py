@@ -6,15 +6,18 @@ import asyncio
 import hashlib
 import json
 import os
+import re
 import sys
 import threading
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from outbox_relay.domain.errors import RelayError
+from outbox_relay.domain.outcomes import printable
+from outbox_relay.domain.secret_names import may_hold_secret
 from outbox_relay.postgres.retention_statements import FIRST, DayEvent
 from outbox_relay.postgres.store import Store
 from outbox_relay.retention.files import Folder, remove
@@ -27,13 +30,33 @@ PART_EVENTS, PART_BYTES = 1_000_000, 1 << 30
 """Events of one object, and its bytes before compression, after which another one is begun."""
 KEYS_MAX = 100_000
 """Number of different keys whose hashes a manifest lists."""
+PROBE = b"written by outbox-relay check\n"
 NICENESS = 19
 """Priority of the process, the lowest."""
 
 
+REASON_CHARS = 500
+"""Maximum number of characters of a reason."""
+SECRET_CHARS = 8
+"""Fewest characters of a variable of the environment that is taken for a secret."""
+_REQUEST = re.compile(r" ?\(Request ID: [^)]*\)")
+_AWS_ERROR = re.compile(r"AWS Error (\w+)(?: \(HTTP status \d+\))? during (\w+) operation: (.*)")
+"""The name of an error, the operation and AWS's message, in a text of pyarrow."""
+_AWS_UNKNOWN = re.compile(r"Unable to parse ExceptionName: (\w+) Message: (.*)")
+_SECRET = re.compile(
+    r"(?i:\b([\w-]*(?:signature|credential|token|secret|password)[\w-]*=))[^\s&,;]+"
+    r"|\b(?:AKIA|ASIA|ya29\.)[\w.-]{12,}"
+    r"|(?<![\w+=/])(?=[\w+/]*[a-z])(?=[\w+/]*[A-Z])(?=[\w+/]*[0-9])[\w+/]{40,}=*"
+)
+"""A parameter that holds a secret, an identifier of a key, or what is as long and as random as a key."""
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The archive to write, or the folders to remove. ``dsn`` may contain a password: the task comes through stdin."""
+    """The archive to write or to try, or the folders to remove.
+
+    ``dsn`` may contain a password: the task comes through stdin.
+    """
 
     dsn: str
     pooler: bool
@@ -43,6 +66,8 @@ class Task:
     lease: int
     folder: str
     removed: Sequence[str] = ()
+    probes: bool = False
+    """True to write, read back and remove a small object instead."""
 
 
 @dataclass(slots=True)
@@ -127,6 +152,23 @@ def remove_folders(task: Task) -> list[str]:
     return gone
 
 
+def probe_folder(task: Task) -> dict[str, str]:
+    """Write, read back and remove a small object. Return the step that failed with the reason, or an empty table."""
+    step = "write"
+    try:
+        folder = Folder(task.address, task.folder)
+        folder.write("check", PROBE)
+        step = "read back"
+        found = folder.read("check")
+        step = "remove"
+        remove(task.address, task.folder)
+    except Exception as error:
+        if step == "read back":
+            remove_folders(replace(task, removed=[task.folder]))
+        return {"step": step, "error": reason_of(error, task)}
+    return {} if found == PROBE else {"step": "read back", "error": "it has other contents"}
+
+
 async def _write_parts(task: Task, folder: Folder, store: Store) -> Contents:
     contents = Contents()
     async with aclosing(_chunks(task, store)) as chunks:
@@ -190,20 +232,43 @@ def main() -> None:
 def _answer(task: Task) -> dict[str, Any]:
     if task.removed:
         return {"removed": remove_folders(task)}
+    if task.probes:
+        return probe_folder(task)
     try:
         manifest = asyncio.run(write_archive(task))
-    except RelayError as error:
-        return {"error": str(error)}
-    except Exception as error:  # the text of a library may contain values of events, or credentials
-        return {"error": _class_of(error)}
+    except Exception as error:
+        return {"error": reason_of(error, task)}
     return {name: manifest[name] for name in ("events", "sha256")}
 
 
-def _class_of(error: Exception) -> str:
-    """Return the kind of an error, with the system's words for a failed call."""
+def reason_of(error: Exception, task: Task) -> str:
+    """Return why a task failed, without secrets, and alike at each attempt.
+
+    The texts of other errors than the storage's may contain values of events.
+    """
+    if isinstance(error, RelayError):
+        return str(error)
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)
-    return type(error).__name__
+    if not isinstance(error, OSError) and not task.probes:
+        return type(error).__name__
+    text = _REQUEST.sub("", printable(str(error)).replace(task.folder, "…"))
+    if (found := _AWS_ERROR.search(text)) is not None:
+        name, operation, message = found.groups()
+        if (unknown := _AWS_UNKNOWN.match(message)) is not None:
+            name, message = unknown.groups()
+        else:
+            name = name.title().replace("_", "")
+        text = f"{name}: {message} ({operation})"
+    return redacted(text)[:REASON_CHARS] or type(error).__name__
+
+
+def redacted(text: str) -> str:
+    """Return ``text`` with an ellipsis for each part of it that is, or may be, a secret."""
+    for name, value in os.environ.items():
+        if len(value) >= SECRET_CHARS and (may_hold_secret(name.lower()) or name == "AWS_ACCESS_KEY_ID"):
+            text = text.replace(value, "…")
+    return _SECRET.sub(lambda found: f"{found[1] or ''}…", text)
 
 
 def _end_with_parent() -> None:

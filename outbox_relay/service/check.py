@@ -10,6 +10,7 @@ from outbox_relay.postgres import migrations
 from outbox_relay.postgres.listener import WRONG_DATABASE, dsn_identity
 from outbox_relay.postgres.shard_statements import missing_positions
 from outbox_relay.postgres.store import Store
+from outbox_relay.retention.files import without_query
 from outbox_relay.service.build import build_archiver, build_sink, build_store, wakeup_dsn
 from outbox_relay.service.check_names import former_names, new_names
 from outbox_relay.service.own_addresses import OwnAddresses
@@ -94,6 +95,7 @@ async def check_online(settings: Settings) -> Findings:
     """
     findings = Findings([], [], [])
     payload_bytes = await _check_database(settings, findings)
+    await _check_archive(settings, findings)
     own_addresses = await CONNECTION_FILES.acall(lambda: OwnAddresses(settings))
     await own_addresses.refresh()
     webhooks = Webhooks(settings, own_addresses)
@@ -145,6 +147,19 @@ async def _check_listening(settings: Settings, store: Store, findings: Findings)
         findings.unanswered.append(f"database.listen_dsn: {error}")
     except DatabaseUnusable as error:
         findings.problems.append(f"database.listen_dsn: {error}")
+
+
+async def _check_archive(settings: Settings, findings: Findings) -> None:
+    """Add a problem if the archive does not take or return objects, and a warning if it keeps all of them."""
+    try:
+        archiver = build_archiver(settings)
+    except ConfigurationError:
+        return
+    if archiver is None or (failed := await archiver.check()) is None:
+        return
+    step, reason = failed
+    text = f"retention.archive: {without_query(settings.retention.archive)}: cannot {step} a small object: {reason}"
+    (findings.warnings if step == "remove" else findings.problems).append(text)
 
 
 async def _check_sink(

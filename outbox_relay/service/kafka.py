@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from outbox_relay.domain.errors import ConfigurationError
-from outbox_relay.domain.file_reading import sink_files
 from outbox_relay.settings import KafkaSettings, Settings
 from outbox_relay.sinks import Sink
 from outbox_relay.sinks.kafka import ClientSettings, KafkaSink, RecordFormat, TopicCreation
@@ -39,7 +38,7 @@ def _event_schemas(name: str, settings: KafkaSettings) -> EventSchemas | None:
     if not registry.url or registry.format is None:
         return None
     try:
-        from outbox_relay.sinks.kafka.registry_client import RegistryClient, RegistryOptions
+        from outbox_relay.sinks.kafka.registry import RegistryOptions, SchemaRegistry
 
         options = RegistryOptions(
             registry.url,
@@ -54,13 +53,13 @@ def _event_schemas(name: str, settings: KafkaSettings) -> EventSchemas | None:
             registry.client_key,
             registry.timeout_seconds,
         )
-        client = RegistryClient(options, sink_files(name))
+        source = SchemaRegistry(options)
     except ImportError:
         needs = "needs pip install 'outbox-relay[registry]'"
         raise ConfigurationError(f"sinks.{name}.registry: {needs}") from None
     only = f"{settings.topic}-value" if registry.subject_name_strategy == "topic" and not topic.fields else None
     naming = SubjectNaming(registry.subject_name_strategy, registry.records)
-    return EventSchemas(naming, client, registry.cache_seconds, only=only)
+    return EventSchemas(naming, source, registry.cache_seconds, registry.missing_seconds, only=only)
 
 
 def _record_format(settings: KafkaSettings, replay: int | None) -> RecordFormat:

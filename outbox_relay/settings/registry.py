@@ -53,7 +53,7 @@ class RegistrySettings(Section):
     password: Annotated[SecretStr | None, needs("username")] = None
     """Password for basic authentication."""
     password_file: Annotated[Path | None, needs("username"), excludes("password")] = None
-    """A file with that password, instead of password; read whenever a connection is made."""
+    """A file with that password, instead of password; read whenever the registry is asked."""
     ca_file: Path | None = None
     """A PEM file with the authorities that the registry is verified by, instead of the usual ones."""
     client_certificate: Path | None = None
@@ -61,9 +61,11 @@ class RegistrySettings(Section):
     client_key: Annotated[Path | None, needs("client_certificate")] = None
     """A PEM file with the key of client_certificate, not encrypted; by default in the same file."""
     timeout_seconds: Number = Field(default=3.0, gt=0, le=60)
-    """Longest time for one request to the registry, in seconds, above 0 and at most 60."""
+    """Longest time for one operation of a connection to the registry, in seconds, above 0 and at most 60."""
     cache_seconds: Number = Field(default=300.0, ge=1, le=86_400)
     """Time after which the latest version of a subject is asked for again, in seconds, 1 to 86400."""
+    missing_seconds: Number = Field(default=600.0, ge=0, le=604_800)
+    """Time for which events wait for a schema that is missing or unusable before they are dead, 0 to 604800."""
 
     @field_validator("format")
     @classmethod

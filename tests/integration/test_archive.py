@@ -30,6 +30,7 @@ from tests.support.database import Database
 from tests.support.days import Connection, date_ago, emit_ago, events_of, fill_days, keep, register, table_ago
 from tests.support.google_storage import BUCKET, CREDENTIALS, google_storage, write_account
 from tests.support.power_cut import DECISIVE, PARENT, POINTS
+from tests.support.s3_stub import ERRORS, S3Stub
 from tests.support.wait import until
 
 ENDLESS = {"half": "printf '{\"sha256\": '", "slow": "exec sleep 3600"}
@@ -132,6 +133,82 @@ def test_a_day_is_archived_to_s3(database: Database, owner: Connection, tmp_path
             assert archived(address, query) == before
     finally:
         server.stop()
+
+
+SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
+KEYS = {
+    "AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE",
+    "AWS_SECRET_ACCESS_KEY": SECRET,
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+
+
+@pytest.fixture
+def keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("keys")
+def test_an_error_of_s3_is_shown_with_its_name_and_alike_at_each_attempt(
+    database: Database, owner: Connection, tmp_path: Path
+) -> None:
+    odd_events(owner)
+    for code in ("SignatureDoesNotMatch", "AuthorizationHeaderMalformed"):
+        with S3Stub(code) as bucket:
+            config = write_config(database, tmp_path, f"s3://events/log{bucket.query}")
+            causes = {reason.partition(" was not written: ")[2] for reason in kept(config, config)}
+            assert causes == {f"{code}: {ERRORS[code][1]} (CreateMultipartUpload); nothing was emptied"}
+    assert events_of(owner, table_ago(12)) == 54
+
+
+def kept(*configs: Path) -> list[str]:
+    """Return the reasons of passes for the day that they leave."""
+    return [reason for config in configs for reason in run(config).json["kept"].values()]
+
+
+@pytest.mark.usefixtures("keys")
+@pytest.mark.parametrize("code", ERRORS)
+def test_check_shows_why_the_archive_takes_no_object(database: Database, tmp_path: Path, code: str) -> None:
+    with S3Stub(code) as bucket:
+        config = write_config(database, tmp_path, f"s3://events/log{bucket.query}")
+        ended = inside("check", "--online", "-c", config)
+    said = f"retention.archive: s3://events/log: cannot write a small object: {code}: {ERRORS[code][1]}"
+    assert (ended.code, said in ended.err) == (2, True), ended.err
+
+
+@pytest.mark.usefixtures("keys")
+@pytest.mark.parametrize(
+    ("fails", "step", "code"), [("HEAD GET", "read back", 2), ("DELETE", "remove", 0), ("", "", 0)]
+)
+def test_check_names_what_fails_and_leaves_no_object(
+    database: Database, tmp_path: Path, fails: str, step: str, code: int
+) -> None:
+    with S3Stub("AccessDenied", fails) as bucket:
+        config = write_config(database, tmp_path, f"s3://events/log{bucket.query}")
+        ended = inside("check", "--online", "-c", config)
+    assert ended.code == code, ended.err
+    assert (f"cannot {step} a small object: AccessDenied" in ended.err) == bool(step)
+    assert ("retention.archive" in ended.err) == bool(step)
+    if not step:
+        assert [name for name in bucket.objects if "check" in name] == []
+
+
+@pytest.mark.usefixtures("keys")
+def test_a_secret_in_an_error_is_hidden_and_the_rest_is_shown(database: Database, tmp_path: Path) -> None:
+    message = f"key {SECRET} of AKIAIOSFODNN7EXAMPLE does not fit X-Amz-Signature=0123abcd, at log/2026-10-01"
+    with S3Stub("AccessDenied", message=message) as bucket:
+        ended = inside("check", "--online", "-c", write_config(database, tmp_path, f"s3://events/log{bucket.query}"))
+    assert "AccessDenied: key … of … does not fit X-Amz-Signature=…, at log/2026-10-01 (" in ended.err
+
+
+def test_check_tries_a_directory(database: Database, tmp_path: Path) -> None:
+    ended = inside("check", "--online", "-c", write_config(database, tmp_path, str(tmp_path / "archive")))
+    assert (ended.code, list((tmp_path / "archive").iterdir())) == (0, [])
+    (tmp_path / "file").write_text("")
+    ended = inside("check", "--online", "-c", write_config(database, tmp_path, str(tmp_path / "file")))
+    assert ended.code == 2
+    assert f"retention.archive: {tmp_path}/file: cannot write a small object: Not a directory" in ended.err
 
 
 @pytest.mark.slow  # as that to S3

@@ -7,7 +7,9 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,6 +48,22 @@ def test_every_column_comes_back(tmp_path: Path, form: str) -> None:
         writer.write(ODD[:4])
         writer.write(ODD[4:])
     assert list(folder.events("part", form)) == [event._replace(key_hash=None) for event in ODD]
+
+
+def test_row_groups_are_large_unless_their_bytes_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def sizes(events: list[DayEvent], chunk: int, groups: int) -> list[int]:
+        folder = Folder(str(tmp_path), "2026-10-01-a")
+        with folder.writing("part", "parquet") as writer:
+            for _ in range(groups):
+                writer.write(events[:chunk])
+        assert sum(1 for _ in folder.events("part", "parquet")) == chunk * groups
+        parquet: Any = import_module("pyarrow.parquet")
+        found = parquet.ParquetFile(tmp_path / "2026-10-01-a" / "part").metadata
+        return [found.row_group(n).num_rows for n in range(found.num_row_groups)]
+
+    assert sizes([PLAIN] * 5_000, 5_000, 21) == [100_000, 5_000]
+    monkeypatch.setattr("outbox_relay.retention.files.GROUP_BYTES", 1_000_000)
+    assert sizes([PLAIN._replace(payload=b"x" * 300_000)] * 2, 2, 5) == [4, 4, 2]
 
 
 @pytest.mark.parametrize("form", FORMS)

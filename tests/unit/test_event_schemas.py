@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -16,7 +17,6 @@ from outbox_relay.sinks.kafka.call import DeliverCall, DeliveryReports, Delivery
 from outbox_relay.sinks.kafka.client import ClientLog, ClientSettings
 from outbox_relay.sinks.kafka.encoded_records import RUN_SECONDS
 from outbox_relay.sinks.kafka.event_schemas import (
-    MAX_BYTES,
     MAX_SUBJECTS,
     EventSchemas,
     SchemasUnavailable,
@@ -37,9 +37,6 @@ class Upper:
 
     content_type = "text/upper"
 
-    def __init__(self, size: int = 100) -> None:
-        self.size = size
-
     def encode(self, topic: str, payload: bytes) -> bytes:
         if not payload.isalpha():
             raise ValueError("is not text")
@@ -47,37 +44,25 @@ class Upper:
 
 
 class Source:
-    """A registry with the subjects of `answers`; without one it is silent. It is its own inquiry."""
+    """A registry with the subjects of `answers`; without one it is silent."""
 
-    def __init__(self, answers: Mapping[str, Encoder | Exception] | None = None, seconds: float = 0.0) -> None:
+    def __init__(self, answers: Mapping[str, Encoder | SchemaUnusable] | None = None, silent_after: int = 99) -> None:
         self.answers = answers
         self.asked: list[str] = []
-        self.open = self.opened = 0
-        self._seconds = seconds
+        self._silent_after = silent_after
 
-    def inquire(self, until: float, cancelled: Callable[[], bool]) -> Source:
-        assert until <= time.monotonic() + 1
+    def read(
+        self, subjects: Sequence[Subject], seconds: float, cancelled: Callable[[], bool]
+    ) -> Iterator[tuple[Subject, Encoder | SchemaUnusable]]:
+        assert seconds <= 1
         assert not cancelled()
-        self.open += 1
-        self.opened += 1
-        return self
-
-    def encoder(self, subject: Subject) -> Encoder:
-        self.asked.append(subject.name)
-        time.sleep(self._seconds)
-        self.probe()
-        answer = (self.answers or {}).get(subject.name, SchemaUnusable(f"subject {subject.name}: missing"))
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def probe(self) -> None:
-        assert self.open == 1
-        if self.answers is None:
+        if self.answers is None and not subjects:
             raise SchemasUnavailable("schema registry: no answer")
-
-    def close(self) -> None:
-        self.open -= 1
+        for number, subject in enumerate(subjects):
+            self.asked.append(subject.name)
+            if self.answers is None or number >= self._silent_after:
+                raise SchemasUnavailable("schema registry: no answer")
+            yield subject, self.answers.get(subject.name, SchemaUnusable(f"subject {subject.name}: missing"))
 
 
 def a_call(*events: StoredEvent, topics: list[str | None] | None = None, until: float = math.inf) -> DeliverCall:
@@ -88,9 +73,14 @@ def a_call(*events: StoredEvent, topics: list[str | None] | None = None, until: 
 
 
 def schemas(
-    source: Source, cache_seconds: float = HOUR, strategy: Strategy = "topic", only: str | None = None
+    source: Source,
+    cache_seconds: float = HOUR,
+    strategy: Strategy = "topic",
+    missing_seconds: float = HOUR,
+    only: str | None = None,
 ) -> EventSchemas:
-    return EventSchemas(SubjectNaming(strategy, {"order.created": "shop.Order"}), source, cache_seconds, only=only)
+    naming = SubjectNaming(strategy, {"order.created": "shop.Order"})
+    return EventSchemas(naming, source, cache_seconds, missing_seconds, only=only)
 
 
 def test_schema_is_asked_for_once_and_again_when_it_is_old() -> None:
@@ -124,37 +114,61 @@ def test_silent_registry_makes_events_of_unknown_schemas_unavailable() -> None:
         schemas(Source()).assign(a_call(an_event()), 1)
 
 
-def test_missing_subject_refuses_its_own_events_and_is_not_asked_for_at_each_call() -> None:
+def test_events_of_a_missing_subject_wait_alone_and_it_is_not_asked_for_at_each_call() -> None:
     source = Source({"orders-value": Upper()})
     both = schemas(source)
     for _ in range(3):
-        without = both.assign(a_call(an_event(), an_event(), topics=["orders", "missing"]), 1)
-        assert without == {1: Refused("subject missing-value: missing")}
+        [(index, verdict)] = both.assign(a_call(an_event(), an_event(), topics=["orders", "missing"]), 1).items()
+        assert (index, type(verdict), verdict.reason) == (1, Unavailable, "subject missing-value: missing")
+        assert verdict.part == "subject missing-value"  # type: ignore[union-attr]
     assert source.asked.count("missing-value") == 1
 
 
-def test_registry_that_has_become_silent_makes_no_event_dead() -> None:
-    """Goes red if a refusal is used after its time, as a schema is."""
+def test_event_that_waited_for_long_is_refused_and_a_new_one_is_not() -> None:
+    """An event that is old when its subject is first missed has not waited: it may come from a replay."""
+    waiting = schemas(Source({}), missing_seconds=0.3)
+    old = an_event()._replace(created_at=datetime.now(UTC) - timedelta(days=1))
+
+    def verdicts() -> list[type]:
+        return [type(each) for each in waiting.assign(a_call(old, an_event()), 1).values()]
+
+    assert verdicts() == [Unavailable, Unavailable]
+    until(lambda: verdicts() == [Refused, Unavailable], seconds=10, what="the old event is refused")
+
+
+def test_missing_subject_of_all_events_is_asked_for_at_each_probe() -> None:
     source = Source({})
-    refused = schemas(source, cache_seconds=0)
-    assert refused.assign(a_call(an_event()), 1) == {0: Refused("subject orders-value: missing")}
-    source.answers = None
-    for _ in range(2):
-        with pytest.raises(SchemasUnavailable):
-            refused.assign(a_call(an_event()), 1)
-
-
-def test_connection_is_closed_after_each_call_and_opened_only_for_a_question() -> None:
-    source = Source({"orders-value": Upper()})
-    remembered = schemas(source)
+    alone = schemas(source, only="orders-value")
     for _ in range(3):
-        remembered.assign(a_call(an_event(), an_event(), topics=["orders", "missing"]), 1)
-    assert (source.open, source.opened) == (0, 1)
+        assert alone.assign(a_call(an_event()), 1) == {0: Unavailable("subject orders-value: missing")}
+    assert len(source.asked) == 3
+
+
+def test_schema_is_asked_for_before_an_event_is_refused() -> None:
+    """Goes red if an event is refused by what was known: its schema was registered meanwhile."""
+    source, event = Source({}), an_event()
+    waiting = schemas(source, missing_seconds=2.5)
+    begin = time.monotonic()
+    assert waiting.assign(a_call(event), 1)
+    until(lambda: time.monotonic() - begin > 2.4 and waiting.assign(a_call(event), 1), seconds=10, what="it is missed")
+    source.answers = {"orders-value": Upper()}
+    until(lambda: time.monotonic() - begin > 3.5, seconds=10, what="its time is over")
+    assert waiting.assign(a_call(event), 1) == {}
+
+
+def test_registry_that_has_become_silent_makes_no_event_dead() -> None:
+    """Goes red if a missing subject is remembered while the registry is silent."""
+    source = Source({})
+    waiting = schemas(source, missing_seconds=0)
+    assert [type(each) for each in waiting.assign(a_call(an_event()), 1).values()] == [Refused]
     source.answers = None
-    with pytest.raises(SchemasUnavailable):
-        remembered.assign(a_call(an_event(), topics=["other"]), 1)
-    assert remembered.check(lambda _: "orders", 1) is not None
-    assert (source.open, source.opened) == (0, 3)
+    later: list[object] = []
+    until(
+        lambda: (later.append(waiting.assign(a_call(an_event()), 1)[0]), len(source.asked) > 1)[1],
+        seconds=10,
+        what="it is asked again",
+    )
+    assert isinstance(later[-1], Unavailable)
 
 
 def names(count: int) -> list[str | None]:
@@ -173,29 +187,14 @@ def test_number_of_remembered_subjects_is_limited_and_the_least_used_one_is_forg
     assert source.asked == ["t0001-value"]
 
 
-def test_bytes_of_remembered_schemas_are_limited() -> None:
-    topics = names(5)
-    source = Source({f"{topic}-value": Upper(MAX_BYTES // 3) for topic in topics})
-    limited = schemas(source)
-    for topic in [*topics, *topics]:
-        limited.assign(a_call(an_event(), topics=[topic]), 1)
-    assert len(source.asked) == 10
-    limited.assign(a_call(an_event(), topics=[topics[-1]]), 1)
-    assert len(source.asked) == 10
-
-
-def test_batch_with_too_many_new_schemas_delivers_a_part() -> None:
-    """A registry that is slow, or has large schemas, does not stop a sink whose batches have many types."""
-    slow = Source({f"{topic}-value": Upper() for topic in names(30)}, seconds=0.02)
-    large = Source({f"{topic}-value": Upper(MAX_BYTES // 3) for topic in names(30)})
-    for source in (slow, large):
-        call = a_call(*[an_event() for _ in range(30)], topics=names(30))
-        held = schemas(source).assign(call, 0.2)
-        assert 0 < len(held) < 30
-        assert all(
-            isinstance(each, Unavailable) and (each.part or "").startswith("subject t") for each in held.values()
-        )
-        assert [index for index, each in enumerate(call.encoders) if each is None] == list(held)
+def test_schemas_that_were_read_in_time_are_remembered_when_the_rest_was_not() -> None:
+    """A registry that is slow does not stop a sink whose batches have many types."""
+    source = Source({f"{topic}-value": Upper() for topic in names(30)}, silent_after=20)
+    slow = schemas(source)
+    with pytest.raises(SchemasUnavailable):
+        slow.assign(a_call(*[an_event() for _ in range(30)], topics=names(30)), 1)
+    assert slow.assign(a_call(*[an_event() for _ in range(30)], topics=names(30)), 1) == {}
+    assert len(source.asked) == 21 + 10
 
 
 def test_event_keeps_the_encoder_that_it_has() -> None:
@@ -231,9 +230,10 @@ def test_check_asks_for_the_subjects_that_the_settings_name() -> None:
     assert schemas(source).check(lambda _: None, 1) is None
     assert schemas(source, strategy="record").check(lambda _: None, 1) == "subject shop.Order: missing"
     assert source.asked == ["orders-value", "shop.Order"]
-    nameless = EventSchemas(SubjectNaming("topic", {}), source, HOUR, only="alone-value")
+    nameless = EventSchemas(SubjectNaming("topic", {}), source, HOUR, HOUR, only="alone-value")
     assert nameless.check(lambda _: "alone", 1) == "subject alone-value: missing"
-    assert schemas(Source()).check(lambda _: "orders", 1) == "schema registry: no answer"
+    for topic in ("orders", None):
+        assert schemas(Source()).check(lambda _, topic=topic: topic, 1) == "schema registry: no answer"
 
 
 SETTINGS = ClientSettings({"bootstrap.servers": "127.0.0.1:1"})

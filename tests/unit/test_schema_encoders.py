@@ -176,11 +176,55 @@ def nested_file() -> str:
     return base64.b64encode(file.SerializeToString()).decode()
 
 
-def test_schema_that_names_an_address_makes_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        (
+            {"properties": {"n": {"$ref": "http://127.0.0.1:1/n.json"}}},
+            r"has a \$ref to http://127.0.0.1:1/n.json, which",
+        ),
+        (
+            {"$id": "https://shop.example/a.json", "items": {"$ref": "#/definitions/none"}},
+            "has a \\$ref to #/definitions/none",
+        ),
+        (
+            {"$schema": "http://json-schema.org/draft-07/schema#", "allOf": [{"pattern": "\\p{L}"}]},
+            "is not a JSON Schema: ",
+        ),
+    ],
+)
+def test_schema_that_cannot_be_resolved_is_blamed_and_makes_no_request(
+    schema: object, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("socket.socket", None)
-    text = json.dumps({"properties": {"n": {"$ref": "http://127.0.0.1:1/n.json"}}})
-    with pytest.raises(ValueError, match="does not fit the schema"):
-        encoder("json", text).encode("orders", b'{"n": 1}')
+    with pytest.raises(SchemaUnusable, match=f"subject orders-value, version 1: {reason}"):
+        encoder("json", json.dumps(schema))
+
+
+@pytest.mark.parametrize(
+    "root_id", [None, "https://shop.example/schemas/cart.json", "/schemas/cart.json", "urn:shop:cart"]
+)
+@pytest.mark.parametrize("item_id", [None, "https://shop.example/schemas/parts/item.json", "item.json"])
+@pytest.mark.parametrize("draft", ["http://json-schema.org/draft-07/schema#", None])
+def test_references_of_json_are_relative_to_the_id(root_id: str | None, item_id: str | None, draft: str | None) -> None:
+    """As with Confluent's serializer for Java: to that of the schema that refers to them, if it has one."""
+
+    def schema(identifier: str | None, contents: Mapping[str, object]) -> str:
+        keywords = {"$id": identifier, "$schema": draft}
+        return json.dumps({**{name: each for name, each in keywords.items() if each is not None}, **contents})
+
+    cart = schema(root_id, {"properties": {"items": {"items": {"$ref": "item.json"}}}})
+    item = schema(item_id, {"properties": {"n": {"$ref": "number.json#/definitions/n"}}})
+    number = schema(None, {"definitions": {"n": {"type": "integer"}}})
+    root = registered(cart, "json", [SchemaReference("item.json", "item", 1)])
+    references = {
+        ("item", 1): registered(item, "json", [SchemaReference("number.json", "number", 2)]),
+        ("number", 2): registered(number, "json"),
+    }
+    made = make_encoder(encoders_of("json"), "cart", None, FoundSchema(root, references))
+    assert made.encode("cart", b'{"items": [{"n": 1}]}') == PREFIX + b'{"items": [{"n": 1}]}'
+    with pytest.raises(ValueError, match=r"field items\[0\]\.n should be integer"):
+        made.encode("cart", b'{"items": [{"n": "x"}]}')
 
 
 def test_references_are_resolved() -> None:

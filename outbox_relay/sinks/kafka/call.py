@@ -26,11 +26,6 @@ class Encoder(Protocol):
         """Return the content type of the values."""
         ...
 
-    @property
-    def size(self) -> int:
-        """Return the size of the schema, with those that it refers to, as texts."""
-        ...
-
     def encode(self, topic: str, payload: bytes) -> bytes:
         """Return the value for ``payload``. Raise ValueError, without any value of it, if it does not fit."""
         ...

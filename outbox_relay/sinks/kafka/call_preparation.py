@@ -11,7 +11,7 @@ from confluent_kafka import KafkaException
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.event import PAYLOAD
 from outbox_relay.domain.lease_clock import lease_clock
-from outbox_relay.domain.outcomes import Refused
+from outbox_relay.domain.outcomes import Refused, Unavailable
 from outbox_relay.formats.headers import own_headers
 from outbox_relay.sinks.kafka.call import DeliverCall
 from outbox_relay.sinks.kafka.client import error_of
@@ -118,7 +118,7 @@ class CallPreparation:
         return [topic for topic in topics if topic not in refused]
 
     def _assign_encoders(self, call: DeliverCall) -> bool:
-        """Choose the encoder of each event. End the round and return False if the schema registry does not answer."""
+        """Choose the encoder of each event. End the round and return False if the registry gives none to the sink."""
         schemas, context = self._context.schemas, self._context
         if schemas is None:
             return True
@@ -130,12 +130,15 @@ class CallPreparation:
         for index, verdict in without.items():
             if isinstance(verdict, Refused):
                 call.refuse_unsent(index, verdict.reason)
-            else:
+            elif verdict.part is not None:
                 context.send_filter.hold_back(call, index, verdict)
         if without:
-            call.set_pending([index for index in call.pending if index not in without])
+            call.set_pending([i for i in call.pending if call.topics[i] is not None and i not in call.decided])
             context.send_filter.filter_pending(call)
-        return True
+        reason = next(
+            (each.reason for each in without.values() if isinstance(each, Unavailable) and not each.part), None
+        )
+        return True if reason is None else self._end_round(call, reason)
 
     def _choose_producers(self, call: DeliverCall, topics: list[str]) -> bool:
         """Choose the producer of each event. Return False if a record fails while a topic changes its producer."""

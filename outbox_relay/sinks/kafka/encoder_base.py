@@ -32,11 +32,6 @@ class FoundSchema(NamedTuple):
     root: RegisteredSchema
     references: References
 
-    @property
-    def size(self) -> int:
-        """Return the length of all texts."""
-        return sum(len(each.schema.schema_str or "") for each in (self.root, *self.references.values()))
-
     def in_order(self) -> list[RegisteredSchema]:
         """Return the schemas that the root refers to, each after those that it refers to itself."""
         ordered: dict[tuple[str, int], RegisteredSchema] = {}
@@ -74,12 +69,6 @@ class SchemaEncoder:
 
     def __init__(self, plan: EncoderPlan) -> None:
         self._place = plan.place
-        self._size = plan.found.size
-
-    @property
-    def size(self) -> int:
-        """Return the size of the schema, with those that it refers to, as texts."""
-        return self._size
 
     def encode(self, topic: str, payload: bytes) -> bytes:
         """Return the value for ``payload``. Raise ValueError, without any value of it, if it does not fit."""

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import Refused, Unavailable
 from outbox_relay.sinks.kafka.call import DeliverCall, Encoder
 
 MAX_SUBJECTS = 1_000
 """Maximum number of subjects remembered, with their encoders, which have the ids of their schemas."""
-MAX_BYTES = 16 * 1024 * 1024
-"""Maximum size of the remembered schemas, as texts."""
 STALE_SECONDS = 10.0
-"""Time for which no known schema is asked for again after the registry did not answer."""
-MISSING_SECONDS = 10.0
-"""Time for which a subject without a usable schema is remembered."""
-RETRY_SECONDS = 1.0
-"""Least delay of an event for whose schema a batch had no time."""
+"""Time for which no known subject is asked for again after the registry did not answer."""
+MISSING_SECONDS = 1.0
+"""Time for which a subject without a usable schema is not asked for again, doubled each time."""
+MAX_MISSING_SECONDS = 60.0
 
 Strategy: TypeAlias = Literal["topic", "record", "topic-record"]
+Place: TypeAlias = tuple[str, str | None]
+"""The name and the record of a subject."""
 
 
 class SchemasUnavailable(Exception):
@@ -40,27 +42,17 @@ class Subject(NamedTuple):
     """The type of the event that asked first."""
 
 
-class Inquiry(Protocol):
-    """A few questions in a row to a registry. Their methods block, and raise ``SchemasUnavailable``."""
-
-    def encoder(self, subject: Subject) -> Encoder:
-        """Return the encoder of the newest schema. Raise ``SchemaUnusable`` if there is none."""
-        ...
-
-    def probe(self) -> None:
-        """Return if the registry answers."""
-        ...
-
-    def close(self) -> None:
-        """Close the connection."""
-        ...
-
-
 class SchemaSource(Protocol):
-    """A registry. Any thread may inquire."""
+    """A registry."""
 
-    def inquire(self, until: float, cancelled: Callable[[], bool]) -> Inquiry:
-        """Return an inquiry that waits until ``until`` in ``time.monotonic()``, or until ``cancelled()``."""
+    def read(
+        self, subjects: Sequence[Subject], seconds: float, cancelled: Callable[[], bool]
+    ) -> Iterable[tuple[Subject, Encoder | SchemaUnusable]]:
+        """Yield the encoder of the newest schema of each subject, or why there is none. Blocks.
+
+        Without subjects find out if the registry answers. Raise ``SchemasUnavailable`` if it does not answer within
+        ``seconds``, or when ``cancelled()``.
+        """
         ...
 
 
@@ -83,31 +75,43 @@ class SubjectNaming(NamedTuple):
 
 
 class _Known(NamedTuple):
-    answer: Encoder | Refused
-    fresh_until: float
+    """The last answer of the registry on a subject. Times are of ``time.monotonic()``."""
 
-    @property
-    def size(self) -> int:
-        return 0 if isinstance(self.answer, Refused) else self.answer.size
+    answer: Encoder | SchemaUnusable
+    asked_at: float
+    fresh_until: float
+    since: float
+    """The time at which the subject was first found to have no usable schema."""
+
+    def waited(self, event: StoredEvent) -> float:
+        """Return the number of seconds for which ``event`` has waited for a usable schema."""
+        age = (datetime.now(UTC) - event.created_at).total_seconds()
+        return min(age, time.monotonic() - self.since)
 
 
 class EventSchemas:
     """Assigns encoders to events. Used by one thread, except for :meth:`check`.
 
-    A schema is asked for again after ``cache_seconds``, and a missing one sooner. While the registry does not answer,
-    the known ones remain in use. An event whose subject has no usable schema is refused. ``only`` is the subject of
-    all events, if they have one.
+    A schema is asked for again after ``cache_seconds``. While the registry does not answer, the known ones remain in
+    use. An event whose subject has no usable schema waits, and is refused after ``missing_seconds``. ``only`` is the
+    subject of all events, if they have one. Without its schema the destination is down.
     """
 
     def __init__(
-        self, naming: SubjectNaming, source: SchemaSource, cache_seconds: float, *, only: str | None = None
+        self,
+        naming: SubjectNaming,
+        source: SchemaSource,
+        cache_seconds: float,
+        missing_seconds: float,
+        *,
+        only: str | None = None,
     ) -> None:
         self._naming = naming
         self._source = source
         self._cache_seconds = cache_seconds
+        self._missing_seconds = missing_seconds
         self._only = only
-        self._known: dict[tuple[str, str | None], _Known] = {}
-        self._bytes = 0
+        self._known: dict[Place, _Known] = {}
         self._silent_until = 0.0
 
     def assign(self, call: DeliverCall, seconds: float) -> Mapping[int, Refused | Unavailable]:
@@ -118,81 +122,91 @@ class EventSchemas:
         """
         if not call.encoders:
             call.set_encoders([None] * len(call.batch))
-        search = _Search(self._source, time.monotonic() + seconds, lambda: call.round.withdrawn)
-        found: dict[tuple[str, str], Encoder | Refused | Unavailable] = {}
+        subjects: dict[tuple[str, str], Subject] = {}
+        oldest: dict[Place, tuple[Subject, StoredEvent]] = {}
+        wanted: list[tuple[int, Subject]] = []
+        for index in call.pending:
+            topic, event = call.topics[index], call.batch[index]
+            if topic is None or call.encoders[index] is not None:
+                continue
+            if (subject := subjects.get((topic, event.type))) is None:
+                subject = subjects[topic, event.type] = self._naming.subject(topic, event.type)
+                oldest.setdefault(subject[:2], (subject, event))
+            wanted.append((index, subject))
+        found = self._find(oldest.values(), seconds, lambda: call.round.withdrawn)
         without: dict[int, Refused | Unavailable] = {}
-        try:
-            for index in call.pending:
-                topic, event_type = call.topics[index], call.batch[index].type
-                if topic is None or call.encoders[index] is not None:
-                    continue
-                place = (topic, event_type)
-                if place not in found:
-                    found[place] = self._find(self._naming.subject(*place), search)
-                answer = found[place]
-                if isinstance(answer, Refused | Unavailable):
-                    without[index] = answer
-                else:
-                    call.encoders[index] = answer
-        finally:
-            search.close()
+        for index, subject in wanted:
+            known = found[subject[:2]]
+            if isinstance(known.answer, SchemaUnusable):
+                without[index] = self._verdict(subject, known, call.batch[index])
+            else:
+                call.encoders[index] = known.answer
         return without
 
-    def _find(self, subject: Subject, search: _Search) -> Encoder | Refused | Unavailable:
-        now, place = time.monotonic(), (subject.name, subject.record)
-        known = self._recall(place, now)
-        if known is not None and (now < max(known.fresh_until, self._silent_until) or search.is_over(now)):
-            return known.answer
-        if known is None and search.answered and search.is_over(now):
-            return _late(subject)
+    def _find(
+        self, oldest: Iterable[tuple[Subject, StoredEvent]], seconds: float, cancelled: Callable[[], bool]
+    ) -> Mapping[Place, _Known]:
+        """Return what is known of subjects, each given with its oldest event, after asking the registry if need be."""
+        found: dict[Place, _Known] = {}
+        due: list[Subject] = []
+        for subject, event in oldest:
+            if (known := self._known.pop(subject[:2], None)) is not None:
+                # The order of the table is that of use: what was not used for longest is forgotten first.
+                self._known[subject[:2]] = found[subject[:2]] = known
+            if known is None or self._is_due(known, event):
+                due.append(subject)
         try:
-            answer: Encoder | Refused = search.encoder(subject)
-            seconds = self._cache_seconds
-        except SchemaUnusable as reason:
-            answer, seconds = Refused(str(reason)), min(MISSING_SECONDS, self._cache_seconds)
+            for subject, answer in self._source.read(due, seconds, cancelled) if due else ():
+                found[subject[:2]] = self._remember(subject[:2], answer)
+                self._silent_until = 0.0
         except SchemasUnavailable:
-            now = time.monotonic()
-            if known is None and search.answered and search.is_over(now):
-                return _late(subject)
-            self._silent_until = now + STALE_SECONDS
-            if known is None:
+            self._silent_until = time.monotonic() + STALE_SECONDS
+            if any(subject[:2] not in found for subject in due):
                 raise
-            return known.answer
-        self._silent_until = 0.0
-        self._remember(place, _Known(answer, time.monotonic() + seconds))
-        return answer
+        return found
 
-    def _recall(self, place: tuple[str, str | None], now: float) -> _Known | None:
-        """Return what is known of a subject. A refusal is forgotten in time: a silent registry makes no event dead."""
-        known = self._known.pop(place, None)
-        if known is None:
-            return None
-        # The order of the table is that of use: what was not used for longest is forgotten first.
-        self._known[place] = known
-        return None if isinstance(known.answer, Refused) and now >= known.fresh_until else known
+    def _is_due(self, known: _Known, event: StoredEvent) -> bool:
+        now = time.monotonic()
+        if now < self._silent_until:
+            return False
+        if now >= known.fresh_until or not isinstance(known.answer, SchemaUnusable):
+            return now >= known.fresh_until
+        # No event is refused by an old answer. The probes of a destination that is down come seldom enough.
+        is_late = known.waited(event) >= self._missing_seconds and now >= known.asked_at + MISSING_SECONDS
+        return is_late or self._only is not None
 
-    def _remember(self, place: tuple[str, str | None], newer: _Known) -> None:
-        self._forget(place)
-        while self._known and (len(self._known) >= MAX_SUBJECTS or self._bytes + newer.size > MAX_BYTES):
-            self._forget(next(iter(self._known)))
-        self._known[place] = newer
-        self._bytes += newer.size
+    def _remember(self, place: Place, answer: Encoder | SchemaUnusable) -> _Known:
+        now, before = time.monotonic(), self._known.pop(place, None)
+        seconds, since = self._cache_seconds, now
+        if isinstance(answer, SchemaUnusable):
+            seconds = MISSING_SECONDS
+            if before is not None and isinstance(before.answer, SchemaUnusable):
+                seconds = min(2 * (before.fresh_until - before.asked_at), MAX_MISSING_SECONDS)
+                since = before.since
+        if len(self._known) >= MAX_SUBJECTS:
+            del self._known[next(iter(self._known))]
+        self._known[place] = known = _Known(answer, now, now + seconds, since)
+        return known
 
-    def _forget(self, place: tuple[str, str | None]) -> None:
-        if (known := self._known.pop(place, None)) is not None:
-            self._bytes -= known.size
+    def _verdict(self, subject: Subject, known: _Known, event: StoredEvent) -> Refused | Unavailable:
+        """Return the verdict on an event without a usable schema. A silent registry makes no event dead."""
+        now = time.monotonic()
+        if known.waited(event) >= self._missing_seconds and now >= self._silent_until:
+            return Refused(f"{known.answer}, for {self._missing_seconds:g} s")
+        if self._only is not None:
+            return Unavailable(str(known.answer))
+        delay = known.fresh_until - known.asked_at
+        seconds = max(known.fresh_until - now, 0.0) + delay * (0.1 + random.random())  # noqa: S311 - spreads retries
+        return Unavailable(str(known.answer), retry_after_seconds=round(seconds, 3), part=f"subject {subject.name}")
 
     def check(self, topic_of: Callable[[str], str | None], seconds: float) -> str | None:
         """Return why the registry, or a subject of a type in the settings, gives no schema now, or None. Blocks."""
-        inquiry = self._source.inquire(time.monotonic() + seconds, lambda: False)
         try:
-            inquiry.probe()
-            for subject in self._named_subjects(topic_of):
-                inquiry.encoder(subject)
-        except (SchemasUnavailable, SchemaUnusable) as reason:
+            for _, answer in self._source.read(self._named_subjects(topic_of), seconds, lambda: False):
+                if isinstance(answer, SchemaUnusable):
+                    return str(answer)
+        except SchemasUnavailable as reason:
             return str(reason)
-        finally:
-            inquiry.close()
         return None
 
     def _named_subjects(self, topic_of: Callable[[str], str | None]) -> Sequence[Subject]:
@@ -204,40 +218,3 @@ class EventSchemas:
         if not subjects and self._only is not None:
             return [Subject(self._only, None, "")]
         return subjects
-
-
-class _Search:
-    """The questions of one call, whose time and whose bytes of schemas are limited. Connects at the first one."""
-
-    def __init__(self, source: SchemaSource, until: float, cancelled: Callable[[], bool]) -> None:
-        self._source = source
-        self._until = until
-        self._cancelled = cancelled
-        self._inquiry: Inquiry | None = None
-        self._bytes = 0
-        self.answered = False
-        """True once the registry has given a schema."""
-
-    def is_over(self, now: float) -> bool:
-        """Return True if no more may be asked."""
-        return now >= self._until or self._bytes > MAX_BYTES
-
-    def encoder(self, subject: Subject) -> Encoder:
-        """Return the encoder of the newest schema. Raise ``SchemasUnavailable`` or ``SchemaUnusable``."""
-        if self._inquiry is None:
-            self._inquiry = self._source.inquire(self._until, self._cancelled)
-        encoder = self._inquiry.encoder(subject)
-        self._bytes += encoder.size
-        self.answered = True
-        return encoder
-
-    def close(self) -> None:
-        """Close the connection, if there is one."""
-        if self._inquiry is not None:
-            self._inquiry.close()
-
-
-def _late(subject: Subject) -> Unavailable:
-    """Return the verdict on an event for whose schema its batch had no time. The batch's other events are delivered."""
-    reason = "the batch needs more schemas than can be read at once"
-    return Unavailable(reason, retry_after_seconds=RETRY_SECONDS, part=f"subject {subject.name}")

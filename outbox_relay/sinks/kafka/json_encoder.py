@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import json
 from typing import Any, cast
+from urllib.parse import urljoin
 
+from confluent_kafka.schema_registry import RegisteredSchema
 from confluent_kafka.schema_registry.json_schema import JSONSerializer
 from confluent_kafka.serialization import SerializationContext
 from jsonschema import exceptions
 from jsonschema.validators import validator_for
-from referencing import Registry, Resource
-from referencing.jsonschema import DRAFT7
+from jsonschema_specifications import REGISTRY  # pyright: ignore[reportMissingTypeStubs]
+from referencing import Resource
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT7, DRAFT202012
 
-from outbox_relay.sinks.kafka.encoder_base import EncoderPlan, Misfit, SchemaEncoder, Serialize, listed, path_of
+from outbox_relay.sinks.kafka.encoder_base import (
+    EncoderPlan,
+    FoundSchema,
+    Misfit,
+    SchemaEncoder,
+    Serialize,
+    listed,
+    path_of,
+)
 from outbox_relay.sinks.kafka.event_schemas import SchemaUnusable
 
 
@@ -49,19 +61,16 @@ def json_encoder(plan: EncoderPlan, _record: str | None) -> SchemaEncoder:
     """Return the encoder, which is a validator, of a JSON Schema."""
     found = plan.found
     names: set[str] = set()
-    # This registry fetches nothing: a serializer that validates would ask any address that a schema names.
-    known: Any = cast("Any", Registry)()
-    for schema in (found.root, *found.references.values()):
-        for reference in schema.schema.references or ():
-            referenced = found.references[str(reference.subject), int(reference.version or 0)]
-            contents = json.loads(referenced.schema.schema_str or "")
-            _add_names(contents, names)
-            resource: Any = Resource.from_contents(contents, default_specification=DRAFT7)
-            known = known.with_resource(str(reference.name), resource)
     contents = json.loads(found.root.schema.schema_str or "")
     _add_names(contents, names)
     kind: Any = validator_for(contents)
-    kind.check_schema(contents)
+    try:
+        kind.check_schema(contents)
+    except exceptions.SchemaError as error:
+        raise SchemaUnusable(f"{plan.place}: is not a JSON Schema: {error.message[:200]}") from None
+    root: Any = Resource.from_contents(contents, default_specification=DRAFT202012)
+    known = _referenced(found, root.id() or "", names)
+    _require_usable(plan.place, root, known.resolver_with_root(root))
     encoder = _Json(plan, kind(contents, registry=known), frozenset(names))
     settings = {**plan.settings, "validate": False}
     serializer: Any = cast("Any", JSONSerializer)(
@@ -69,6 +78,52 @@ def json_encoder(plan: EncoderPlan, _record: str | None) -> SchemaEncoder:
     )
     encoder.serialize = serializer
     return encoder
+
+
+def _referenced(found: FoundSchema, base: str, names: set[str]) -> Any:
+    """Return the schemas that the root refers to, whose address is ``base``, and add their keys to ``names``.
+
+    The result fetches nothing: a serializer that validates would ask any address that a schema names.
+    """
+    known: Any = REGISTRY
+    waiting: list[tuple[RegisteredSchema, frozenset[str]]] = [(found.root, frozenset((base,)))]
+    seen: set[str] = set()
+    while waiting:
+        schema, bases = waiting.pop()
+        for reference in schema.schema.references or ():
+            referenced = found.references[str(reference.subject), int(reference.version or 0)]
+            contents = json.loads(referenced.schema.schema_str or "")
+            _add_names(contents, names)
+            resource: Any = Resource.from_contents(contents, default_specification=DRAFT7)
+            # As with Confluent's serializer for Java, a name is relative to the $id of the schema that refers to it.
+            # The validator takes the address by which that schema was found.
+            uris = frozenset(urljoin(base, str(reference.name)) for base in (*bases, ""))
+            known = known.with_resources((uri, resource) for uri in uris)
+            if not uris <= seen:
+                seen |= uris
+                waiting.append((referenced, uris | {urljoin(uri, resource.id() or "") for uri in uris}))
+    return known
+
+
+def _require_usable(place: str, root: Any, resolver: Any) -> None:
+    """Raise ``SchemaUnusable`` if a schema refers to what does not exist. The validator would blame the event."""
+    waiting: list[tuple[Any, Any]] = [(root, resolver)]
+    seen: set[int] = set()
+    while waiting:
+        resource, resolver = waiting.pop()
+        if id(resource.contents) in seen:
+            continue
+        seen.add(id(resource.contents))
+        table = cast("dict[str, Any]", resource.contents) if isinstance(resource.contents, dict) else {}
+        for keyword in ("$ref", "$dynamicRef"):
+            if isinstance(target := table.get(keyword), str):
+                try:
+                    found = resolver.lookup(target)
+                except Unresolvable:
+                    fault = f"has a {keyword} to {target[:200]}, which is none of its references"
+                    raise SchemaUnusable(f"{place}: {fault}") from None
+                waiting.append((resource._specification.create_resource(found.contents), found.resolver))
+        waiting += [(each, resolver.in_subresource(each)) for each in resource.subresources()]
 
 
 def _add_names(schema: Any, names: set[str]) -> None:
