@@ -16,6 +16,8 @@ STRICTNESS = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, 
 """Immutable, no unknown names, no value in an error, no infinity."""
 SMALL_FILE_BYTES = 64 * 1024
 """Size limit of files that hold secrets, in bytes."""
+FUNCTION = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
+"""A pattern of ``MODULE:FUNCTION``."""
 
 
 class Section(BaseModel):

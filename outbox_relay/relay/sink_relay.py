@@ -40,7 +40,7 @@ from outbox_relay.relay.sink_fault import SinkFault
 from outbox_relay.relay.sink_leases import SinkLeases
 from outbox_relay.relay.sink_registration import SinkRegistration
 from outbox_relay.relay.ticker import Ticker
-from outbox_relay.sinks import Sink
+from outbox_relay.sinks import ExtendsCalls, Sink
 
 LOOK_SECONDS = 1.0
 """Maximum wait of the loop if no event wakes it."""
@@ -233,6 +233,7 @@ class SinkRelay:
         Only this loop waits for the wake event and clears it.
         """
         log_reader, parked, leases = session.log_reader, session.parked, self.leases
+        extends = self.sink.extend if isinstance(self.sink, ExtendsCalls) else None
         while not self.stopping.is_set() or leases.held or parked.under_way:
             await self._sessions.close_discarded()
             if self._adopt_reload(parked) or await self._register_again(parked) or await self._serve_again(parked):
@@ -247,6 +248,8 @@ class SinkRelay:
                 await log_reader.adopt()
                 if leases.held:
                     self._fault.shards_are_owned()
+                    if extends is not None:
+                        extends(leases.until(leases.held))
                 reads = await log_reader.step()
             except SessionReset as error:
                 return await self._follow_loss(session, error)

@@ -48,11 +48,11 @@ async def check_schema(store: Store) -> None:
 
 
 def unusable_plugins(settings: Settings) -> list[str]:
-    """Return a line for each sink that lacks packages, or whose plug-in cannot be made. Nothing is opened."""
+    """Return a line for each sink that lacks packages or functions, or whose plug-in cannot be made. Opens nothing."""
     problems: list[str] = []
     webhooks = Webhooks(settings, tuple)
     for name, sink in settings.sinks.items():
-        if sink.type not in OWN or (isinstance(sink, KafkaSettings) and sink.registry.url):
+        if sink.type not in OWN or (isinstance(sink, KafkaSettings) and (sink.registry.url or sink.token_provider)):
             try:
                 build_sink(name, settings, webhooks)
             except ConfigurationError as error:

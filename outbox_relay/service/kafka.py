@@ -9,6 +9,7 @@ from outbox_relay.settings import KafkaSettings, Settings
 from outbox_relay.sinks import Sink
 from outbox_relay.sinks.kafka import ClientSettings, KafkaSink, RecordFormat, TopicCreation
 from outbox_relay.sinks.kafka.event_schemas import EventSchemas, SubjectNaming
+from outbox_relay.sinks.kafka.tokens import TokenProvider
 
 STALL_MIN_SECONDS = 3.0
 """Minimum silence of a broker that counts as a stall; with a longer lease, a third of that."""
@@ -29,7 +30,16 @@ def kafka_sink(name: str, settings: KafkaSettings, lease_seconds: float, replay:
         topics_max=settings.topics_max,
         delivery_details=settings.record_attempts == "all",
         schemas=_event_schemas(name, settings),
+        tokens=_token_provider(name, settings),
     )
+
+
+def _token_provider(name: str, settings: KafkaSettings) -> TokenProvider | None:
+    """Return the provider of tokens, if there is one. Raise ``ConfigurationError`` if it cannot be imported."""
+    try:
+        return TokenProvider(settings.token_provider) if settings.token_provider else None
+    except ConfigurationError as error:
+        raise ConfigurationError(f"sinks.{name}.{error}") from None
 
 
 def _event_schemas(name: str, settings: KafkaSettings) -> EventSchemas | None:

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from outbox_relay.domain.routing import matches
-from outbox_relay.fields import Count, as_table, matching
+from outbox_relay.fields import FUNCTION, Count, as_table, matching
 from outbox_relay.formats.topics import INTERNAL_PREFIX, TOPIC_CHARS, TOPICS_MAX, TopicTemplate
 from outbox_relay.settings.problems import InvalidSetting, Problem
 from outbox_relay.settings.producer import Scalar, file_problems, producer_problems
@@ -16,6 +16,7 @@ from outbox_relay.settings.registry import RegistrySettings
 from outbox_relay.settings.secrets import HEADER_NAME, NOT_A_NAME
 from outbox_relay.sinks.settings import SinkSettings
 
+_NO_PROVIDER = 'should be "MODULE:FUNCTION", such as "shop.msk:token"'
 _INTERNAL = "begins with __, as Kafka's internal topics do: no event goes there"
 _IS_HEADER = matching(rf"(?:{HEADER_NAME})?", NOT_A_NAME)
 _IS_TOPIC = matching(
@@ -65,6 +66,10 @@ class KafkaSettings(SinkSettings):
     """librdkafka's settings, passed unchanged, "bootstrap.servers" at least."""
     producer_files: dict[str, Path] = Field(default_factory=dict, repr=False)
     """Settings of librdkafka whose values are in files, read whenever a producer is made, and at SIGHUP."""
+    token_provider: Annotated[str, matching(rf"(?:{FUNCTION})?", _NO_PROVIDER)] = Field(
+        default="", max_length=255, validate_default=True
+    )
+    """The function that returns tokens for OAUTHBEARER and their lifetimes in seconds, "MODULE:FUNCTION"."""
 
     @field_validator("max_in_flight_total")
     @classmethod
@@ -110,6 +115,24 @@ class KafkaSettings(SinkSettings):
     def _may_be_in_files(cls, value: dict[str, Path], info: ValidationInfo) -> dict[str, Path]:
         if wrong := [*file_problems(value, info.data.get("producer", {}))]:
             raise InvalidSetting(wrong)
+        return value
+
+    @field_validator("token_provider")
+    @classmethod
+    def _has_one_source(cls, value: str, info: ValidationInfo) -> str:
+        producer = {name: str(each).lower() for name, each in info.data.get("producer", {}).items()}
+        mechanism = producer.get("sasl.mechanism", producer.get("sasl.mechanisms"))
+        unsecured = producer.get("enable.sasl.oauthbearer.unsecure.jwt") in ("true", "t", "1")
+        builtin = unsecured or producer.get("sasl.oauthbearer.method") == "oidc"
+        if value and mechanism != "oauthbearer":
+            raise ValueError('needs "sasl.mechanism" = "OAUTHBEARER" in producer')
+        if value and builtin:
+            raise ValueError("excludes librdkafka's own tokens: remove one of the two from the settings")
+        if mechanism == "oauthbearer" and not value and not builtin and "producer" in info.data:
+            raise ValueError(
+                'is required by "sasl.mechanism" = "OAUTHBEARER" in producer, '
+                'unless that also has "sasl.oauthbearer.method" = "oidc"'
+            )
         return value
 
     def topic_template(self) -> TopicTemplate:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from outbox_relay.fields import Count, Number, matching, rule
+from outbox_relay.fields import FUNCTION, Count, Number, matching, rule
 from outbox_relay.settings.connection_strings import Dsn, blank_is_none
 from outbox_relay.sinks.settings import SinkSettings
 
@@ -19,7 +19,7 @@ class PythonSettings(SinkSettings):
 
     handler: Annotated[
         str,
-        matching(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", _NO_HANDLER),
+        matching(FUNCTION, _NO_HANDLER),
     ] = Field(max_length=255)
     """The function that is called with each delivery, "MODULE:FUNCTION"."""
     max_in_flight: Count = Field(default=64, ge=1, le=4096)

@@ -21,6 +21,7 @@ __all__ = [
     "SHOWN",
     "Attempt",
     "Delivered",
+    "ExtendsCalls",
     "ExtendsDeliveries",
     "Failed",
     "Plugin",
@@ -161,6 +162,15 @@ class ExtendsDeliveries(Protocol):
 
     def deadlines(self) -> Mapping[int, float]:
         """Return the ends of such deliveries by the ids of their events, as values of ``lease_clock()``."""
+        ...
+
+
+@runtime_checkable
+class ExtendsCalls(Protocol):
+    """A sink whose calls with events of the log may last for as long as the leases of the shards are renewed."""
+
+    def extend(self, until: float) -> None:
+        """Let these calls last until the ``lease_clock()`` value ``until``, at which the leases end by now."""
         ...
 
 

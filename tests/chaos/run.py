@@ -209,7 +209,7 @@ class Run:
             time.sleep(1.0)  # the writers go on
 
     def _make_up(self, end: float) -> None:
-        """Inject what the form requires and other faults have prevented, but days: a backlog keeps them until the rest."""
+        """Inject what the form requires and other faults have prevented, but days: a backlog keeps them."""
         rng = random.Random(f"{self._seed}/late")
         for fault, least in self._form.least.items():
             if fault == Retention.fault:

@@ -40,6 +40,9 @@ ELSEWHERE = {
     ): "tests/docs/test_fastapi_page.py::test_the_blocks_of_the_page_are_parts_of_the_example",
     ("docs/getting-started.md", "python"): "tests/docs/test_getting_started.py::test_the_page_is_true",
     ("docs/getting-started.md", "sql"): "tests/docs/test_getting_started.py::test_the_page_is_true",
+    ("docs/kafka.md", "python"): (
+        "tests/unit/test_kafka_tokens.py::test_the_function_of_the_page_returns_a_token_of_aws"
+    ),
     ("docs/observability.md", "python"): "tests/unit/test_application_logs.py::test_the_page_is_true",
     ("docs/observability.md", "text"): "tests/unit/test_application_logs.py::test_the_page_is_true",
     (

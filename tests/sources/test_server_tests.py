@@ -26,8 +26,8 @@ OTHER_FOLDERS = {
 }
 OTHER_FILES = {
     "Kafka's, and so left out by `make servers`": """
-        bench blocking_kafka_files demo dev drill kafka_holding kafka_registry kafka_relay kafka_rolling
-        main_job registry_trouble
+        bench blocking_kafka_files demo dev drill kafka_holding kafka_listeners kafka_registry kafka_relay
+        kafka_rolling kafka_slow kafka_tokens main_job registry_trouble
     """,
     "thorough, and so run on one version only": "blackhole chaos_days clock prometheus",
     "half a minute for each case, and only of the pace that shared_rate tests": "rate_accuracy",

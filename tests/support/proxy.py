@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import math
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self
@@ -28,6 +30,10 @@ class Proxy:
         """While true what the target answers is thrown away; connections that lost an answer are of no use any more."""
         self.swallowing = False
         """While true new connections are accepted and never reach the target."""
+        self.delay = 0.0
+        """Seconds by which everything that the target answers is late."""
+        self.forgets_after = math.inf
+        """Seconds without a byte after which a connection is lost, as by a load balancer that does not say so."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -46,6 +52,11 @@ class Proxy:
     def address(self) -> str:
         """Host and port for clients."""
         return f"{ports.LOOPBACK}:{self.port}"
+
+    @property
+    def connections(self) -> int:
+        """The number of connections that neither end has closed."""
+        return len(self._connections)
 
     def cut(self) -> None:
         """End every connection and refuse new ones."""
@@ -91,6 +102,13 @@ class Proxy:
         if connections:
             await asyncio.wait(connections)
 
+    def _is_lost(self, passage: "_Passage") -> bool:
+        """Return True if nothing passes any more, at the time of a byte."""
+        now = time.monotonic()
+        passage.lost = passage.lost or now - passage.used_at > self.forgets_after
+        passage.used_at = now
+        return passage.lost
+
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = asyncio.current_task()
         assert connection is not None
@@ -103,8 +121,10 @@ class Proxy:
             to_reader, to_writer = await asyncio.open_connection(ports.LOOPBACK, self.target)
             writers.append(to_writer)
             pumps = {
-                asyncio.ensure_future(_pump(reader, to_writer, lambda: passage.lost)),
-                asyncio.ensure_future(_pump(to_reader, writer, lambda: passage.lost or self.mute)),
+                asyncio.ensure_future(_pump(reader, to_writer, lambda: self._is_lost(passage), lambda: 0.0)),
+                asyncio.ensure_future(
+                    _pump(to_reader, writer, lambda: self._is_lost(passage) or self.mute, lambda: self.delay)
+                ),
             }
             try:
                 await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
@@ -123,11 +143,15 @@ class _Passage:
 
     def __init__(self, lost: bool) -> None:
         self.lost = lost
+        self.used_at = time.monotonic()
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mute: Callable[[], bool]) -> None:
+async def _pump(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mute: Callable[[], bool], delay: Callable[[], float]
+) -> None:
     with contextlib.suppress(OSError):
         while data := await reader.read(CHUNK_BYTES):
             if not mute():
+                await asyncio.sleep(delay())
                 writer.write(data)
                 await writer.drain()

@@ -11,7 +11,7 @@ from outbox_relay.domain.file_reading import FileReader
 from outbox_relay.formats.headers import own_headers
 from outbox_relay.sinks.kafka.certificate_errors import with_certificate_error
 from outbox_relay.sinks.kafka.client import DEFAULTS, GUARANTEES, ClientLog, ClientSettings
-from outbox_relay.sinks.kafka.statistics import broker_is_up
+from outbox_relay.sinks.kafka.statistics import connections
 
 SERVERS = {"bootstrap.servers": "a:1"}
 
@@ -129,12 +129,20 @@ REPORT = """{ "name": "rdkafka#producer-1", "msg_cnt": 7, "brokers":{
 
 @pytest.mark.parametrize("topics", ["", '"topics":{ "t": {"partitions": {"0": {"msgq_cnt": 1}}} },'])
 def test_one_broker_that_is_up_is_enough(topics: str) -> None:
-    assert broker_is_up(REPORT % ("UP", topics))
-    assert not broker_is_up(REPORT % ("CONNECT", topics))
+    assert connections(REPORT % ("UP", topics)).up
+    assert not connections(REPORT % ("CONNECT", topics)).up
 
 
 def test_a_client_without_brokers_has_none_that_is_up() -> None:
-    assert not broker_is_up('{"name": "rdkafka#producer-1"}')
+    assert connections('{"name": "rdkafka#producer-1"}') == (False, frozenset())
+
+
+@pytest.mark.parametrize(("state", "owing"), [("UP", {1}), ("CONNECT", set[int]())])
+def test_only_a_connected_broker_owes_an_acknowledgement(state: str, owing: set[int]) -> None:
+    busy = f'"state": "{state}", "waitresp_msg_cnt": 3, "outbuf_msg_cnt": 0'
+    idle = '"state": "UP", "waitresp_msg_cnt": 0, "outbuf_msg_cnt": 0'
+    report = f'{{"brokers": {{"a:1/1": {{"nodeid": 1, {busy}}}, "b:1/2": {{"nodeid": 2, {idle}}}}}}}'
+    assert connections(report).owing == owing
 
 
 # -- errors without a record -------------------------------------------------------------------------------------

@@ -50,6 +50,27 @@ def test_defaults(sink: Loads) -> None:
     assert found.producer_files == {}
 
 
+OAUTH = '"sasl.mechanism" = "OAUTHBEARER"'
+
+
+@pytest.mark.parametrize("name", ["sasl.mechanism", "sasl.mechanisms"])
+def test_the_mechanism_of_java_clients_for_aws_is_refused_with_advice(sink: Loads, name: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"{name}.*AWS_MSK_IAM.*OAUTHBEARER.*token_provider"):
+        sink(producer=f'"{name}" = "AWS_MSK_IAM"')
+
+
+def test_oauthbearer_needs_one_source_of_tokens(sink: Loads) -> None:
+    with pytest.raises(ConfigurationError, match=r"token_provider: is required.*oidc"):
+        sink(producer=OAUTH)
+    with pytest.raises(ConfigurationError, match=r"token_provider: needs .*OAUTHBEARER"):
+        sink('token_provider = "shop.msk:token"')
+    oidc = f'{OAUTH}\n"sasl.oauthbearer.method" = "oidc"'
+    with pytest.raises(ConfigurationError, match=r"token_provider: excludes"):
+        sink('token_provider = "shop.msk:token"', producer=oidc)
+    assert sink(producer=oidc).token_provider == ""
+    assert sink('token_provider = "shop.msk:token"', producer=OAUTH).token_provider == "shop.msk:token"
+
+
 def test_topics_are_created_as_the_file_says(sink: Loads) -> None:
     found = sink("create_topics = true", "partitions = 12", "replication_factor = 3")
     assert (found.create_topics, found.partitions, found.replication_factor) == (True, 12, 3)

@@ -236,7 +236,7 @@ def examine_configurations(found: Sequence[Any]) -> Iterator[Finding]:
         if refusal := each.config.get(REFUSAL):
             yield Finding(
                 "config-reload-failed", "warning", f"relay {each.name} did not apply the file at its last SIGHUP",
-                str(refusal), "restart the relay if that is what it needs; else correct the file, and send SIGHUP again",
+                str(refusal), "correct the file and send SIGHUP again, or restart the relay if it says so",
             )  # fmt: skip
     settings = sorted(
         name

@@ -30,7 +30,7 @@ from opentelemetry.trace import (
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Delivered, Verdict
 from outbox_relay.formats.trace_context import TraceContext, trace_context
-from outbox_relay.sinks import ExtendsDeliveries, RunsHandlers, Sink
+from outbox_relay.sinks import ExtendsCalls, ExtendsDeliveries, RunsHandlers, Sink
 from outbox_relay.sinks.kafka import KafkaSink
 from outbox_relay.sinks.webhook import WebhookSink
 
@@ -75,6 +75,11 @@ class _TracedSink:
     def deadlines(self) -> Mapping[int, float]:
         """Return the ends of deliveries that may outlast the time limit of the sink."""
         return self._sink.deadlines() if isinstance(self._sink, ExtendsDeliveries) else {}
+
+    def extend(self, until: float) -> None:
+        """Let calls last for as long as the leases of the shards."""
+        if isinstance(self._sink, ExtendsCalls):
+            self._sink.extend(until)
 
     @property
     def fault(self) -> str | None:

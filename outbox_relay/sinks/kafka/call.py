@@ -174,7 +174,7 @@ class DeliverCall:
     until: float
     """A ``lease_clock()`` value from which on no event is handed over."""
     deadline: float
-    """A ``time.monotonic()`` value by which the call must be answered."""
+    """A ``lease_clock()`` value from which on no record is waited for."""
     round: DeliveryRound
     answer: Callable[[Sequence[Verdict]], None]
     """Takes the verdicts, exactly once, in the producer thread."""
@@ -201,6 +201,10 @@ class DeliverCall:
     """The blocks that events of this call began."""
     returned_at: int | None = None
     """The newest call's number when this call returned. Set in the event loop."""
+    has_rows: bool = False
+    """True if the events have rows, whose leases the relay extends up to ``deadline``."""
+    extended: bool = False
+    """True if the call lasts longer than it should have."""
 
     def __post_init__(self) -> None:
         self.pending = range(len(self.batch))
@@ -246,6 +250,12 @@ class DeliverCall:
     def count_handed_over(self, records: int) -> None:
         """Count records that were handed over."""
         self.handed_over += records
+
+    def extend(self, until: float) -> None:
+        """Let the call last until the ``lease_clock()`` value ``until``, if that is later than before."""
+        if until > self.deadline:
+            self.deadline, self.extended = until, True
+            self.until = max(self.until, until)
 
     def abandon(self, *indexes: int) -> None:
         """Leave the events at ``indexes`` undelivered."""

@@ -41,8 +41,9 @@ class CallPreparation:
 
     def prepare(self, call: DeliverCall) -> bool:
         """Prepare ``call``. Return False if its events cannot be handed over now."""
-        context = self._context
-        if lease_clock() >= call.until:
+        context, now = self._context, lease_clock()
+        self._in_flight.extend(call, now)
+        if now >= call.until:
             return self._end_round(call, LATE)
         if not call.topics:
             call.set_topics(self._topics.resolve(call.batch, call.refuse))

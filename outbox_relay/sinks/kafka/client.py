@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias, cast
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, ThrottleEvent
 
 from outbox_relay.domain.authorities import system_authorities
 from outbox_relay.domain.errors import ConfigurationError
@@ -17,6 +18,7 @@ from outbox_relay.domain.hidden_values import without
 from outbox_relay.domain.secret_names import may_hold_secret
 from outbox_relay.sinks.kafka.certificate_errors import with_certificate_error
 from outbox_relay.sinks.kafka.repeat_filter import RepeatFilter
+from outbox_relay.sinks.kafka.tokens import TokenProvider, TokenUnavailable
 
 Scalar: TypeAlias = str | int | float | bool
 
@@ -33,6 +35,8 @@ DEFAULTS: Mapping[str, Scalar] = {
     # Few large requests while more events follow. The last records do not wait (``RecordProducer.flush_for``).
     "linger.ms": LINGER_MS,
     "socket.keepalive.enable": True,
+    # Load balancers forget idle connections without telling: common ones after 60 to 350 seconds, strict ones after 30.
+    "connections.max.idle.ms": 20_000,
     # Detects within a second that a broker is back; librdkafka's default is up to ten seconds.
     "reconnect.backoff.max.ms": 1_000,
     # More than two calls of the sink hand over, and the most memory that they use before the sink waits for space.
@@ -41,7 +45,6 @@ DEFAULTS: Mapping[str, Scalar] = {
     # The limit of the topic applies, not the client's. Below socket.request.max.bytes of brokers, which close a
     # connection that sends more.
     "message.max.bytes": 100_000_000,
-    "statistics.interval.ms": 5_000,
 }
 """The sink's defaults. The user's settings override them."""
 
@@ -57,8 +60,10 @@ GUARANTEES: Mapping[str, Scalar] = {
     # and they overtake the other records of the failed one.
     "enable.gapless.guarantee": True,
     "delivery.report.only.error": False,
+    # Shows in time which brokers still owe an acknowledgement.
+    "statistics.interval.ms": 1_000,
 }
-"""The settings that keep order and lose nothing. They override all others."""
+"""The settings that keep order, lose nothing and repeat nothing needlessly. They override all others."""
 
 LINGERS = {"linger.ms", "queue.buffering.max.ms"}
 """The two names of the linger setting."""
@@ -74,6 +79,10 @@ ONE_AT_A_TIME: Mapping[str, Scalar] = {
 }
 """Additional settings for records that are sent alone."""
 
+THROTTLED_SECONDS = 10.0
+"""Time for which a sink counts as throttled after the brokers last said so."""
+THROTTLED = "throttled: the brokers delay requests, because a quota is reached (producer_byte_rate, request_percentage)"
+
 _MIN_SECRET_CHARS = 3
 _NOISE = ("enable.gapless.guarantee is experimental", "failed: Local: Purged in flight")
 _HANDLED = "unable to satisfy gap-less guarantee"
@@ -84,7 +93,7 @@ class ClientSettings:
 
     ``files`` contain values of settings and are read again for every client. With ``creates`` the sink creates topics,
     so requests of its producers do not make a broker create one. Every client is made by ``reader``, since it opens
-    files.
+    files. Tokens of SASL OAUTHBEARER come from ``tokens``, if that is given.
     """
 
     def __init__(
@@ -94,8 +103,10 @@ class ClientSettings:
         *,
         creates: bool = False,
         reader: FileReader | None = None,
+        tokens: TokenProvider | None = None,
     ) -> None:
         self.reader = reader or FileReader()
+        self._tokens = tokens
         self._creation: Mapping[str, Scalar] = {"allow.auto.create.topics": False} if creates else {}
         self._user = {name: value for name, value in user.items() if name not in ALIASES}
         self._files = dict(files or {})
@@ -114,6 +125,7 @@ class ClientSettings:
         """
         self._former_secrets = (*self._secrets, *self._file_values.values())
         self._creation, self._user, self._files = newer._creation, newer._user, newer._files
+        self._tokens = newer._tokens
         self._secrets, self._file_values = newer._secrets, newer._file_values
 
     @property
@@ -147,7 +159,7 @@ class ClientSettings:
     def producer(self, batch_bytes: int, extra: Mapping[str, Scalar]) -> dict[str, object]:
         """Return the settings of a producer with batches of at most ``batch_bytes``.
 
-        Raise ``ConfigurationError`` for a file that cannot be used.
+        Raise ``ConfigurationError`` for a file that cannot be used, and if there is no token.
         """
         return {
             **DEFAULTS,
@@ -155,6 +167,7 @@ class ClientSettings:
             **self._creation,
             **self._user,
             **self._read_files(),
+            **self._token_callback(),
             **GUARANTEES,
             "batch.size": batch_bytes,
             **extra,
@@ -171,6 +184,7 @@ class ClientSettings:
             **self._token_authorities(),
             **self._user,
             **self._read_files(),
+            **self._token_callback(),
             **own,
         }
 
@@ -184,6 +198,13 @@ class ClientSettings:
             return {}
         file = system_authorities()
         return {} if file is None else {"https.ca.location": file}
+
+    def _token_callback(self) -> dict[str, object]:
+        """Return the setting for tokens. Raise ``TokenUnavailable``, without secrets, if there is no token."""
+        try:
+            return {} if self._tokens is None else {"oauth_cb": self._tokens.callback()}
+        except TokenUnavailable as reason:
+            raise TokenUnavailable(self.redact(str(reason))) from None
 
     def _read_files(self) -> dict[str, str]:
         """Return the contents of the files, without the final line break."""
@@ -241,6 +262,17 @@ class ClientLog:
         self.last_error: str | None = None
         self.trouble: str | None = None
         """Why no broker is reachable, or None. Rewordings replace it as rarely as log lines repeat."""
+        self.throttled_until = -math.inf
+        """The ``time.monotonic()`` value until which a broker answers no request, because a quota is reached."""
+
+    def throttled(self, event: ThrottleEvent) -> None:
+        """Record that a broker answers no request for a while. Producers call this."""
+        self.throttled_until = max(self.throttled_until, time.monotonic() + event.throttle_time)
+
+    @property
+    def throttle(self) -> str | None:
+        """Return that the brokers throttle, or None."""
+        return THROTTLED if time.monotonic() < self.throttled_until + THROTTLED_SECONDS else None
 
     def log(self, level: int, message: str, *args: object) -> None:
         """Log a line of the client, which calls this like a logger. Lines about the sink's own purges are dropped."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 
 from confluent_kafka.admin import (
@@ -10,15 +11,23 @@ from confluent_kafka.admin import (
 )
 
 from outbox_relay.domain.errors import ConfigurationError
+from outbox_relay.sinks.kafka.certificate_errors import with_certificate_error
 from outbox_relay.sinks.kafka.client import ClientLog, ClientSettings
 from outbox_relay.sinks.kafka.cluster_queries import (
+    MIN_SECONDS,
     NOT_YET,
     ClusterUnavailable,
     admin_client,
     broker_config,
     cluster_metadata,
+    silent_brokers,
     topic_config,
 )
+
+CONNECT_SECONDS = 1.0
+"""Timeout of a connection to a broker that did not answer."""
+MOST_NAMED = 3
+"""Maximum number of brokers in a reason."""
 
 
 def check(settings: ClientSettings, topic: str | None, seconds: float, *, creates: bool) -> str | None:
@@ -33,12 +42,39 @@ def check(settings: ClientSettings, topic: str | None, seconds: float, *, create
         found = cluster_metadata(admin, log, topic, deadline)
     except (ClusterUnavailable, ConfigurationError) as reason:
         return str(reason)
+    if (fault := _unreachable(admin, log, found, deadline)) is not None:
+        return fault
     error = found.topics[topic].error if topic is not None else None
     if error is None:
         return _record_size_problem(settings, admin, found, topic, deadline)
     if error.name() in NOT_YET and (creates or _broker_creates_topics(admin, found, deadline) is not False):
         return _record_size_problem(settings, admin, found, None, deadline)
     return f"topic {topic}: {settings.describe(error)}"
+
+
+def _unreachable(admin: AdminClient, log: ClientLog, cluster: ClusterMetadata, deadline: float) -> str | None:
+    """Return which brokers cannot be reached at the addresses that they advertise, and why, or None."""
+    silent = silent_brokers(admin, cluster.brokers, max(deadline - time.monotonic(), MIN_SECONDS))
+    admin.poll(0)  # serves the errors of connections
+    settings, faults = log.settings, list[str]()
+    for broker in sorted(silent)[:MOST_NAMED]:
+        host, port = cluster.brokers[broker].host or "", cluster.brokers[broker].port
+        if (error := log.last_error or "") and f"{host}:{port}/{broker}:" in error:
+            faults.append(with_certificate_error(error, settings.authorities, settings.reader))
+        elif fault := _connection_fault(host, port):
+            faults.append(f"{host}:{port}/{broker}: {fault}")
+    if not faults:
+        return None
+    return f"brokers cannot be reached at the addresses that they advertise (advertised.listeners): {'; '.join(faults)}"
+
+
+def _connection_fault(host: str, port: int) -> str | None:
+    """Return why no connection can be opened, or None: brokers may not answer every request."""
+    try:
+        socket.create_connection((host, port), CONNECT_SECONDS).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
 
 
 def online_warning(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from typing import Any, cast
 
@@ -116,6 +116,23 @@ def _configs(
         [ConfigResource(kind, name) for name in names], request_timeout=seconds
     )
     return {resource.name: found for resource, found in asked.items()}
+
+
+def silent_brokers(admin: AdminClient, brokers: Collection[int], seconds: float) -> set[int]:
+    """Return those of ``brokers``, by id, that do not answer within ``seconds``, whatever the answer is."""
+    silent: set[int] = set()
+    # A request takes no more than one broker, and goes to that one.
+    asked = {id_: _configs(admin, ResourceType.BROKER, [str(id_)], seconds)[str(id_)] for id_ in brokers}
+    for id_, found in asked.items():
+        try:
+            config_values(found, seconds)
+        except TimeoutError:
+            silent.add(id_)
+        except KafkaException as exception:
+            # Errors of the client, and not of a broker, have an underscore.
+            if error_of(exception).name().startswith("_"):
+                silent.add(id_)
+    return silent
 
 
 def create_topics(admin: AdminClient, topics: Sequence[NewTopic], seconds: float) -> dict[str, KafkaError | None]:

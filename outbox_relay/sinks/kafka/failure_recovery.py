@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from confluent_kafka import KafkaException
 
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.sinks.kafka.call import DeliverCall
-from outbox_relay.sinks.kafka.cluster_queries import ClusterUnavailable
+from outbox_relay.sinks.kafka.cluster_queries import (
+    MIN_SECONDS,
+    ClusterUnavailable,
+    admin_client,
+    cluster_metadata,
+    silent_brokers,
+)
 from outbox_relay.sinks.kafka.context import LATE, ThreadContext
 from outbox_relay.sinks.kafka.errors import TOO_LARGE, ErrorKind, error_kind
 from outbox_relay.sinks.kafka.in_flight_messages import SINGLE_RECORDS, DeliveryHalted, Failure
@@ -50,8 +56,14 @@ class FailureRecovery:
         in_flight.retry(failures[len(alone) :])
 
     def recover_from_stall(self) -> bool:
-        """Return True if topics caused a stall. Their breakers are then open, and all records pending again."""
+        """Return True if a stall is no outage.
+
+        Brokers that owe acknowledgements are waited for. If topics caused the stall, their breakers are open, and all
+        records pending again.
+        """
         in_flight = self._in_flight
+        if owing := in_flight.owing:
+            return in_flight.may_wait(answers=self._answer(owing))
         topics = in_flight.topics()
         if self._has_one_topic or len(topics) > MAX_STALL_TOPICS:
             return False
@@ -68,6 +80,16 @@ class FailureRecovery:
             return False
         in_flight.retry(in_flight.failures())
         return True
+
+    def _answer(self, brokers: Collection[int]) -> bool:
+        """Return True if ``brokers`` answer a request on another connection."""
+        context, deadline = self._context, time.monotonic() + STALL_REQUEST_SECONDS
+        try:
+            admin = admin_client(context.settings, context.log, create_topics=False)
+            cluster_metadata(admin, context.log, None, deadline)
+            return not silent_brokers(admin, brokers, max(deadline - time.monotonic(), MIN_SECONDS))
+        except (ClusterUnavailable, ConfigurationError, KafkaException):
+            return False
 
     def _causes(self) -> tuple[list[Failure], dict[str, str]]:
         """Return the failed records that may be at fault, and the topics at fault with the reasons.

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from confluent_kafka import KafkaError, KafkaException
 
 from outbox_relay.domain.errors import ConfigurationError
+from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.sinks.kafka.call import DeliverCall
 from outbox_relay.sinks.kafka.client import ONE_AT_A_TIME, ClientLog, ClientSettings, error_of
 from outbox_relay.sinks.kafka.producer import RecordProducer
@@ -20,6 +21,10 @@ WAIT_SECONDS = 0.05
 """One wait for reports, or for space in the client's queue, when nothing else can be done."""
 TURN_SECONDS = 0.002
 """The same for each of several producers, since another one may have reports meanwhile."""
+SILENT_STALLS = 2.5
+"""Maximum wait, in multiples of ``stall_seconds``, for a connected broker that owes acknowledgements and is silent."""
+CALL_STALLS = 3.0
+"""Usual maximum duration of a call in multiples of ``stall_seconds``, and each further time of calls with rows."""
 PURGE_SECONDS = 5.0
 """Maximum wait for the reports of purged records. They need no broker, so they come at once."""
 MAX_NAMED_TOPICS = 3
@@ -34,7 +39,7 @@ class DeliveryHalted(Exception):
 
 
 class DeliveryStalled(DeliveryHalted):
-    """No acknowledgement has come for too long."""
+    """No acknowledgement has come for ``stall_seconds``."""
 
 
 class InFlightMessages:
@@ -54,7 +59,11 @@ class InFlightMessages:
         self._format = record_format
         self._stall_seconds = stall_seconds
         self._reported = 0
-        self._progress_at = 0.0
+        self._progress_at = self._checked_at = 0.0
+        self.lease_until = 0.0
+        """The ``lease_clock()`` value until which calls with events of the log may last. Set in the event loop."""
+        self.waits_for: str | None = None
+        """The acknowledgements that are waited for longer than usual, for people, or None."""
 
     @property
     def outstanding(self) -> int:
@@ -87,6 +96,7 @@ class InFlightMessages:
             self._log.clear()
         if reported != self._reported or not self.outstanding:
             self._progress_at = time.monotonic()
+            self.waits_for = None
         self._reported = reported
         if self.calls:
             self._check(time.monotonic())
@@ -94,10 +104,43 @@ class InFlightMessages:
     def _check(self, now: float) -> None:
         if any(call.round.withdrawn and not call.complete for call in self.calls):
             raise DeliveryHalted("withdrawn")
-        if now - self._progress_at > self._stall_seconds:
-            raise DeliveryStalled(f"{self._topics_prefix()}no acknowledgement for {self._stall_seconds:g} s")
-        if now > self.calls[0].deadline:
-            raise DeliveryHalted(f"{self._topics_prefix()}a batch was not acknowledged in time")
+        if now - max(self._progress_at, self._checked_at) > self._stall_seconds and not self._is_throttled(now):
+            self.waits_for = f"{self._topics_prefix()}no acknowledgement for {self._stall_seconds:g} s"
+            raise DeliveryStalled(self.waits_for)
+        lease_now = lease_clock()
+        for call in self.calls:
+            self.extend(call, lease_now)
+            if lease_now > call.deadline:
+                raise DeliveryHalted(f"{self._topics_prefix()}not acknowledged while the lease lasted")
+
+    def extend(self, call: DeliverCall, now: float) -> None:
+        """Let ``call`` last for as long as its leases, at the ``lease_clock()`` value ``now``."""
+        if not call.has_rows:
+            call.extend(self.lease_until)
+        elif now > call.deadline - self._stall_seconds:
+            call.extend(now + CALL_STALLS * self._stall_seconds)
+
+    def _is_throttled(self, now: float) -> bool:
+        """Return True if acknowledgements cannot come yet, because a quota is reached."""
+        return now < self._log.throttled_until + self._stall_seconds and bool(self.owing)
+
+    @property
+    def owing(self) -> frozenset[int]:
+        """Return the ids of connected brokers that have records and have not acknowledged them."""
+        return frozenset[int]().union(*(producer.owing for producer in self._producers.values()))
+
+    def may_wait(self, *, answers: bool) -> bool:
+        """Return True if the brokers that owe acknowledgements may take longer, and wait for them again.
+
+        With ``answers`` they answer other requests, so only acknowledgements are slow.
+        """
+        now = time.monotonic()
+        if answers:
+            self._progress_at = now
+        elif now - self._progress_at > SILENT_STALLS * self._stall_seconds:
+            return False
+        self._checked_at = now
+        return True
 
     def topics(self) -> list[str]:
         """Return the topics of the open calls in alphabetical order."""
@@ -187,6 +230,7 @@ class InFlightMessages:
 
     def purge(self) -> None:
         """Purge and close all producers, and serve their reports: no record can be sent any more."""
+        self.waits_for = None
         for producer in self._producers.values():
             producer.purge(in_flight=True)
         deadline = time.monotonic() + PURGE_SECONDS

@@ -17,7 +17,7 @@ from outbox_relay.sinks.kafka.encoded_records import EncodedRecords
 from outbox_relay.sinks.kafka.errors import ErrorKind, error_kind
 from outbox_relay.sinks.kafka.new_producer_guard import NewProducerGuard
 from outbox_relay.sinks.kafka.records import ANY_PARTITION, Headers, RecordFormat, without_reserved
-from outbox_relay.sinks.kafka.statistics import broker_is_up
+from outbox_relay.sinks.kafka.statistics import connections
 
 _NOW = 0
 
@@ -41,11 +41,13 @@ class RecordProducer:
         """The error after which the producer is unusable, or None."""
         self.guard: NewProducerGuard | None = None if extra else NewProducerGuard()
         """Limits the first records. None where records are sent alone."""
+        self.owing: frozenset[int] = frozenset()
+        """The ids of connected brokers that have records and have not acknowledged them, at most a second ago."""
         self._handed_over_at = -math.inf
         self._settings = settings
         self._log = log
         self._format = None if record_format.plain else record_format
-        callbacks = {"error_cb": log.unreachable, "stats_cb": self._take_statistics}
+        callbacks = {"error_cb": log.unreachable, "stats_cb": self._take_statistics, "throttle_cb": log.throttled}
 
         def make() -> Producer:
             config = {**settings.producer(batch_bytes, extra or {}), **callbacks}
@@ -108,7 +110,9 @@ class RecordProducer:
         return True
 
     def _take_statistics(self, report: str) -> None:
-        if broker_is_up(report):
+        found = connections(report)
+        self.owing = found.owing
+        if found.up:
             self._log.clear_trouble()
 
     def _fail(self, reason: str) -> None:

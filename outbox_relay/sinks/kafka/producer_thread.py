@@ -20,6 +20,7 @@ These rules keep the order and lose nothing:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -45,6 +46,7 @@ from outbox_relay.sinks.kafka.in_flight_messages import (
 from outbox_relay.sinks.kafka.new_producer_guard import NewProducerGuard
 from outbox_relay.sinks.kafka.records import RecordFormat
 from outbox_relay.sinks.kafka.send_filter import SendFilter
+from outbox_relay.sinks.kafka.tokens import TokenUnavailable
 from outbox_relay.sinks.kafka.topic_breakers import TopicBreakers
 from outbox_relay.sinks.kafka.topic_metadata import TopicCreation, TopicMetadata
 from outbox_relay.sinks.kafka.topic_resolver import TopicResolver
@@ -109,7 +111,8 @@ class ProducerThread:
         Raise KafkaException for settings that librdkafka does not accept, and ``ConfigurationError`` for a file that
         cannot be used.
         """
-        self._in_flight.open_producer(self._metadata.max_batch_bytes)
+        with contextlib.suppress(TokenUnavailable):  # the first call opens another one
+            self._in_flight.open_producer(self._metadata.max_batch_bytes)
         self._thread.start()
 
     def put(self, job: Job) -> None:
@@ -130,6 +133,7 @@ class ProducerThread:
         answer: Callable[[Sequence[Verdict]], None],
         *,
         with_details: bool = False,
+        has_rows: bool = False,
     ) -> DeliverCall:
         """Return a new call, to be passed to ``take``.
 
@@ -138,12 +142,19 @@ class ProducerThread:
         reports = self._spare_reports.pop() if self._spare_reports else DeliveryReports(self._max_batch)
         if with_details:
             reports.collect_acknowledgements()
-        return DeliverCall(number, batch, until, deadline, delivery_round, answer, reports, self._refusal_blocks)
+        return DeliverCall(
+            *(number, batch, until, deadline, delivery_round, answer, reports, self._refusal_blocks),
+            has_rows=has_rows,
+        )
 
     @property
     def trouble(self) -> str | None:
-        """Return why no broker is reachable, or None."""
-        return self._log.trouble
+        """Return why no broker is reachable, or what delays acknowledgements, or None."""
+        return self._log.trouble or self._log.throttle or self._in_flight.waits_for
+
+    def extend(self, until: float) -> None:
+        """Let calls with events of the log last until the ``lease_clock()`` value ``until``."""
+        self._in_flight.lease_until = until
 
     # -- jobs ---------------------------------------------------------------------------------------------------
 
@@ -259,6 +270,7 @@ class ProducerThread:
     def _hand_over(self, call: DeliverCall) -> None:
         """Hand over the pending events of ``call``, until a report shows a failure."""
         in_flight = self._in_flight
+        in_flight.extend(call, lease_clock())
         while call.pending and not in_flight.failed:
             if lease_clock() >= call.until:
                 call.end_round(self._log.explain(LATE))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,13 +17,15 @@ from outbox_relay.domain.file_reading import sink_files
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import Verdict
 from outbox_relay.formats.topics import TOPICS_MAX
-from outbox_relay.sinks.kafka.call import DeliveryRound
+from outbox_relay.sinks.kafka.call import DeliverCall, DeliveryRound
 from outbox_relay.sinks.kafka.client import ClientLog, ClientSettings, Scalar, error_of
 from outbox_relay.sinks.kafka.cluster_check import check, online_warning
 from outbox_relay.sinks.kafka.event_schemas import EventSchemas
+from outbox_relay.sinks.kafka.in_flight_messages import CALL_STALLS
 from outbox_relay.sinks.kafka.producer import RecordProducer
 from outbox_relay.sinks.kafka.producer_thread import ProducerThread
 from outbox_relay.sinks.kafka.records import RecordFormat
+from outbox_relay.sinks.kafka.tokens import TokenProvider
 from outbox_relay.sinks.kafka.topic_metadata import TopicCreation
 from outbox_relay.sinks.kafka.topic_resolver import Template, TopicResolver
 
@@ -34,8 +35,6 @@ MAX_BATCH = 4_000
 """Maximum number of events in one call. The cost per event falls up to about 1,000; these fit into a few requests."""
 MAX_IN_FLIGHT = 2
 """One batch is handed over while the previous one is being acknowledged."""
-CALL_STALLS = 3.0
-"""Maximum duration of a call in multiples of ``stall_seconds``, even while acknowledgements arrive."""
 CHECK_SECONDS = 5.0
 """Maximum wait of ``check`` for each answer of a broker."""
 
@@ -48,6 +47,8 @@ class KafkaSink:
 
     When acknowledgements stop for ``stall_seconds``, all records in flight are purged and their events are
     ``Unavailable``. A new producer needs up to a second for its first acknowledgement, so use at least two seconds.
+    Acknowledgements that connected brokers owe are waited for while the leases last: for as long as a quota delays
+    them or the brokers answer other requests, and otherwise for ``SILENT_STALLS``.
 
     An event is ``Refused`` only if it has no topic, cannot become a record, or fails alone. If the template has a
     field, an unknown or denied topic makes only its own events ``Unavailable``, with the topic as ``part``. The only
@@ -60,6 +61,8 @@ class KafkaSink:
 
     With ``schemas`` the value of a record is the payload in its schema. An event that does not fit is ``Refused``.
     While the registry does not answer, events of unknown schemas are ``Unavailable``.
+
+    ``tokens`` provides the tokens of SASL OAUTHBEARER.
 
     With ``delivery_details`` the verdict of every delivered event has topic, partition and offset. Otherwise only that
     of an event that has a row has them.
@@ -84,12 +87,14 @@ class KafkaSink:
         topics_max: int = TOPICS_MAX,
         delivery_details: bool = False,
         schemas: EventSchemas | None = None,
+        tokens: TokenProvider | None = None,
     ) -> None:
         self.timeout_seconds = CALL_STALLS * stall_seconds
         self._name = name
         self._topics = TopicResolver(topic, topics, topics_max)
         self._reader = sink_files(name)
-        self._settings = ClientSettings(producer, files, creates=creation is not None, reader=self._reader)
+        self._tokens = tokens
+        self._settings = self._new_settings(producer, files, creation)
         self._format = record_format or RecordFormat()
         self._creation = creation
         self._stall_seconds = stall_seconds
@@ -99,6 +104,7 @@ class KafkaSink:
         self._thread: ProducerThread | None = None
         self._round = DeliveryRound()
         self._number = 0
+        self._row_calls: set[DeliverCall] = set()
 
     @property
     def topic(self) -> str:
@@ -107,7 +113,7 @@ class KafkaSink:
 
     @property
     def trouble(self) -> str | None:
-        """Return why no broker is reachable, or None. None also while the sink is closed."""
+        """Return why no broker is reachable, or what delays acknowledgements. None also while the sink is closed."""
         return None if self._thread is None else self._thread.trouble
 
     async def open(self) -> None:
@@ -142,7 +148,7 @@ class KafkaSink:
 
         Raise ``ConfigurationError`` as ``open`` does.
         """
-        newer = ClientSettings(producer, files, creates=self._creation is not None, reader=self._reader)
+        newer = self._new_settings(producer, files, self._creation)
 
         def make_producer() -> None:
             RecordProducer(newer, ClientLog(newer), self._format, newer.batch_bytes).close()
@@ -154,6 +160,12 @@ class KafkaSink:
         except ConfigurationError as reason:
             raise self._misconfigured(reason) from None
         return newer
+
+    def _new_settings(
+        self, producer: Mapping[str, Scalar], files: Mapping[str, Path] | None, creation: TopicCreation | None
+    ) -> ClientSettings:
+        creates = creation is not None
+        return ClientSettings(producer, files, creates=creates, reader=self._reader, tokens=self._tokens)
 
     def use_settings(self, newer: ClientSettings) -> None:
         """Deliver with ``newer`` from the next batch on, after all records in flight have their reports."""
@@ -169,20 +181,44 @@ class KafkaSink:
         """Deliver at most ``max_batch`` events as ``Sink.deliver`` does. Raise RuntimeError if the sink is closed."""
         thread = self._open_thread()
         delivery_round = self._round = self._current_round()
-        until = min(until, lease_clock() + self.timeout_seconds)
-        deadline = time.monotonic() + self.timeout_seconds
+        now, has_rows = lease_clock(), attempt > 0
+        deadline = now + self.timeout_seconds if has_rows else max(until, now + self._stall_seconds)
+        if has_rows and until > now:
+            # The lease of a row outlasts the call: ``until`` is the time by which the call should have begun.
+            until = deadline
         verdicts: asyncio.Future[Sequence[Verdict]] = asyncio.get_running_loop().create_future()
         answer = partial(_set_result, verdicts)
         self._number += 1
-        with_details = self._delivery_details or attempt > 0
-        call = thread.new_call(self._number, batch, until, deadline, delivery_round, answer, with_details=with_details)
+        with_details = self._delivery_details or has_rows
+        call = thread.new_call(
+            *(self._number, batch, until, deadline, delivery_round, answer),
+            with_details=with_details,
+            has_rows=has_rows,
+        )
         delivery_round.begin_call()
+        if has_rows:
+            self._row_calls.add(call)
         try:
             thread.put(partial(thread.take, call))
             return await verdicts
         finally:
             delivery_round.end_call()
             call.returned(self._number)
+            self._row_calls.discard(call)
+
+    def extend(self, until: float) -> None:
+        """Let calls with events of the log last until the ``lease_clock()`` value ``until``, as ``ExtendsCalls``."""
+        if self._thread is not None:
+            self._thread.extend(until)
+
+    def deadlines(self) -> Mapping[int, float]:
+        """Return the ends of calls with rows that last longer than usual, as ``ExtendsDeliveries``."""
+        return {
+            event.id: call.deadline + self._stall_seconds
+            for call in self._row_calls
+            if call.extended
+            for event in call.batch
+        }
 
     def _current_round(self) -> DeliveryRound:
         current = self._round

@@ -55,6 +55,13 @@ class KafkaBroker(Broker):
         """Create a topic with the settings `config` and wait until it can be used."""
         Administration(self.bootstrap).create_topic(name, partitions, config=config)
 
+    def set_quota(self, producer_byte_rate: int) -> None:
+        """Limit the bytes per second of each client. librdkafka's admin client cannot."""
+        quota = ("--add-config", f"producer_byte_rate={producer_byte_rate}", "--entity-type", "clients")
+        tool = (*JAVA, *QUICK_START, "-cp", f"{self._libraries}/*", "kafka.admin.ConfigCommand")
+        command = [*tool, "--bootstrap-server", self.bootstrap, "--alter", *quota, "--entity-default"]
+        subprocess.run(command, check=True, capture_output=True, timeout=FORMAT_SECONDS)
+
     def stop(self) -> None:
         """Shut the broker down gracefully if it is running."""
         self._end(signal.SIGTERM)

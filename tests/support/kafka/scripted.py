@@ -117,6 +117,7 @@ class ScriptedProducer:
         self.alone = alone
         self.fatal: str | None = None
         self.guard = None
+        self.owing: frozenset[int] = frozenset()
         self.closed = self.purged = False
         self._client = client
         self._queue: deque[tuple[DeliverCall, int]] = deque()
@@ -212,7 +213,7 @@ class SteppedClock:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Take the place of `time` wherever the sink measures stalls and probes."""
-        for module in ("call_preparation", "failure_recovery", "in_flight_messages", "send_filter", "sink"):
+        for module in ("call_preparation", "failure_recovery", "in_flight_messages", "send_filter"):
             monkeypatch.setattr(f"{ROOM}.{module}.time", self)
 
     def monotonic(self) -> float:
