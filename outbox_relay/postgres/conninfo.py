@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-import ssl
-from pathlib import Path
 from typing import Any, Final
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from outbox_relay.domain.authorities import system_authorities
+
 ENCODE = "write postgresql://USER@HOST:5432/DATABASE, with special characters of the password percent-encoded"
 SECRETS: Final = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
 """The parameters of a connection string that are secret."""
 REDACTED: Final = "[redacted]"
-AUTHORITIES: Final = (
-    "/etc/ssl/certs/ca-certificates.crt",  # Debian, Alpine
-    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",  # Red Hat
-    "/etc/pki/tls/certs/ca-bundle.crt",
-    "/etc/ssl/ca-bundle.pem",  # SUSE
-    "/etc/ssl/cert.pem",  # Alpine, BSD
-)
-"""The usual places of the file with the certificates of the authorities that a system trusts."""
 
 
 def parsed(dsn: str) -> dict[str, Any]:
@@ -71,8 +63,7 @@ def find_authorities(dsn: str) -> None:
     """
     if os.environ.get("SSL_CERT_FILE") or not _wants_authorities(dsn):
         return
-    places = (ssl.get_default_verify_paths().cafile, *AUTHORITIES)
-    if found := next((place for place in places if place and Path(place).is_file()), None):
+    if found := system_authorities():
         os.environ["SSL_CERT_FILE"] = found
 
 

@@ -65,15 +65,20 @@ def _no_password() -> str:
 
 
 def trusting(ca_file: str | Path | None = None, directory: str | None = None) -> ssl.SSLContext:
-    """Return a context that trusts the authorities of ``ca_file`` or ``directory``, else the system's.
-
-    It verifies certificates alike on every Python. Since 3.13 the default refuses private authorities without key
-    identifiers or key usage, as plain OpenSSL makes them, and trusts an authority whose own issuer is missing.
-    """
+    """Return a context that trusts the authorities of ``ca_file`` or ``directory``, else the system's."""
     context = ssl.create_default_context(cafile=ca_file, capath=directory)
+    verify_alike(context)
+    return context
+
+
+def verify_alike(context: ssl.SSLContext) -> None:
+    """Let a new context verify certificates alike on every Python.
+
+    Since 3.13 the default refuses private authorities without key identifiers or key usage, as plain OpenSSL makes
+    them, and trusts an authority whose own issuer is missing.
+    """
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    return context
 
 
 def _for_http(ca_file: Path | None) -> ssl.SSLContext:

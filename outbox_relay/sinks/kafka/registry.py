@@ -17,13 +17,14 @@ from urllib.parse import urlsplit
 from confluent_kafka.schema_registry import RegisteredSchema, Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
+from outbox_relay.domain.authorities import system_authorities
 from outbox_relay.domain.file_reading import read_file
 from outbox_relay.sinks.kafka.call import Encoder
 from outbox_relay.sinks.kafka.encoder_base import FoundSchema, References
 from outbox_relay.sinks.kafka.event_schemas import SchemasUnavailable, SchemaUnusable, Subject
 from outbox_relay.sinks.kafka.json_depth import is_too_deep
 from outbox_relay.sinks.kafka.schema_encoders import Format, encoders_of, make_encoder
-from outbox_relay.sinks.tls import Tls
+from outbox_relay.sinks.tls import Tls, verify_alike
 
 MAX_THREADS = 4
 """Maximum number of reads under way, with those whose answers are no longer awaited."""
@@ -128,13 +129,16 @@ class SchemaRegistry:
 
     def _client(self) -> SchemaRegistryClient:
         """Return a new client. Raise ``SchemasUnavailable``, with the setting, for a file that cannot be used."""
-        options, system = self._options, ssl.get_default_verify_paths()
+        options = self._options
         settings: dict[str, object] = {
             "url": ",".join(self._urls),
             "timeout": options.timeout_seconds,
             "max.retries": 0,
             # By itself the client takes the authorities of certifi, which know no private ones.
-            "ssl.ca.location": str(options.ca_file or system.cafile or system.capath or "") or None,
+            "ssl.ca.location": str(
+                options.ca_file or system_authorities() or ssl.get_default_verify_paths().capath or ""
+            )
+            or None,
         }
         if options.client_certificate is not None:
             settings["ssl.certificate.location"] = str(options.client_certificate)
@@ -155,7 +159,7 @@ class SchemaRegistry:
                 raise SchemasUnavailable(f"registry.{reason}") from None
             raise
         # Python 3.13 began to refuse private authorities without key identifiers.
-        cast("Any", client)._rest_client.verify.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        verify_alike(cast("Any", client)._rest_client.verify)
         return client
 
     def _answer(self, client: SchemaRegistryClient, subject: Subject) -> Encoder | SchemaUnusable:
