@@ -29,7 +29,7 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     ('relay', 'function', '{begin_archive, read_day_events, record_archive, unfinished_archives}', null, 'EXECUTE'),
     ('payloads', 'function', '{begin_archive, read_day_events, record_archive, unfinished_archives}', null, 'EXECUTE'),
     -- attempts
-    ('relay', 'function', '{attempts_of, last_attempt_of, make_attempt_partitions, record_attempts, trim_attempts}', null, 'EXECUTE'),
+    ('relay', 'function', '{attempts_of, last_attempt_of, record_attempts, trim_attempts}', null, 'EXECUTE'),
     ('read', 'function', '{attempts_of, last_attempt_of}', null, 'EXECUTE'),
     ('operate', 'function', '{trim_attempts}', null, 'EXECUTE'),
     -- deliveries
@@ -44,7 +44,7 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     ('operate', 'function', '{erase}', null, 'EXECUTE'),
     -- explain
     ('relay', 'function', '{trim_discarded, trim_routes, why}', null, 'EXECUTE'),
-    ('read', 'function', '{event_states, why}', null, 'EXECUTE'),
+    ('read', 'function', '{why}', null, 'EXECUTE'),
     -- figures
     ('relay', 'function', '{backlog}', null, 'EXECUTE'),
     ('read', 'function', '{backlog}', null, 'EXECUTE'),
@@ -64,15 +64,15 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     -- rename
     ('operate', 'function', '{rename_sink}', null, 'EXECUTE'),
     -- replays
-    ('relay', 'function', '{read_replayed, replays, settle_replayed, spend_replay, tend_replay, trim_replay_exceptions}', null, 'EXECUTE'),
+    ('relay', 'function', '{read_replayed, replays, settle_replayed, spend_replay, tend_replay}', null, 'EXECUTE'),
     ('read', 'function', '{replays}', null, 'EXECUTE'),
     ('operate', 'function', '{preview_replay, set_replay, start_replay}', null, 'EXECUTE'),
     -- retention
-    ('relay', 'function', '{begin_retention, check_day, count_day, discard_expired, drop_day, due_days, empty_day, end_retention, '
-                          'keep_days_of, leave_day, renew_retention, retention_status, trim_uids}', null, 'EXECUTE'),
-    ('read', 'function', '{keep_days_of, retention_status}', null, 'EXECUTE'),
-    ('operate', 'function', '{begin_retention, check_day, count_day, discard_expired, drop_day, due_days, empty_day, end_retention, '
-                            'leave_day, renew_retention, trim_uids}', null, 'EXECUTE'),
+    ('relay', 'function', '{begin_retention, check_day, count_day, discard_expired, drop_day, empty_day, end_retention, '
+                          'leave_day, past_days, renew_retention, retention_status, trim_uids}', null, 'EXECUTE'),
+    ('read', 'function', '{retention_status}', null, 'EXECUTE'),
+    ('operate', 'function', '{begin_retention, check_day, count_day, discard_expired, drop_day, empty_day, end_retention, '
+                            'leave_day, past_days, renew_retention, trim_uids}', null, 'EXECUTE'),
     -- scheduled
     ('emit', 'function', '{cancel, reschedule}', null, 'EXECUTE'),
     ('relay', 'function', '{enter_scheduled}', null, 'EXECUTE'),
@@ -84,7 +84,7 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     -- sinks
     ('relay', 'function', '{list_sinks, probe_sink, register_sinks, set_paused}', null, 'EXECUTE'),
     ('read', 'function', '{list_sinks}', null, 'EXECUTE'),
-    ('operate', 'function', '{action_tick, drop_sink, preview_removal, preview_seek, probe_sink, seek_sink, '
+    ('operate', 'function', '{drop_sink, preview_removal, preview_seek, probe_sink, seek_sink, '
                             'set_paused}', null, 'EXECUTE'),
     -- unique_keys
     ('emit', 'function', '{lock_unique_keys}', null, 'EXECUTE'),
@@ -93,6 +93,9 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     ('relay', 'sequence', '{event_id_seq, server_mark}', null, 'SELECT'),
     ('relay', 'sequence', '{schedule_generation}', null, 'USAGE'),
     ('relay', 'table', '{event_default}', null, 'SELECT'),
+    ('relay', 'table', '{delivery, figures, history, progress, relay, schedule}', null, 'INSERT'),
+    ('relay', 'table', '{delivery, figures, history, relay, schedule, shard, sink}', null, 'UPDATE'),
+    ('relay', 'table', '{delivery, history, progress, relay}', null, 'DELETE'),
 
     ('read', 'table', '{audit, discarded, former_sink, history, meta, missing_privilege, progress, shard, sink, '
                       'standing}', null, 'SELECT'),
@@ -101,8 +104,8 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     ('read', 'table', '{relay}', '{id, name, version, sinks, started_at, seen_at}', 'SELECT'),
     ('read', 'table', '{event}', '{xid, id, shard, uid, type, key, content_type, deliver_at, created_at, emitter, tenant, '
                                'priority, emitted_at}', 'SELECT'),
-    ('read', 'table', '{scheduled}', '{xid, id, uid, type, key, content_type, deliver_at, created_at, emitter, tenant, '
-                                   'priority}', 'SELECT'),
+    ('read', 'table', '{scheduled}', '{xid, id, uid, type, key, content_type, deliver_at, created_at, emitter, emitter_oid, '
+                                   'tenant, priority}', 'SELECT'),
     ('read', 'table', '{event_default}', '{id}', 'SELECT'),
     ('read', 'table', '{delivery}',
      '{sink, id, shard, state, ordered, due_at, priority, attempts, claims, suspect, lease, lease_until, owner, last_error, '
@@ -128,11 +131,10 @@ select k.kind, 'function', p.proname, null, 'EXECUTE'
  where p.pronamespace = 'outbox_internal'::regnamespace and not p.prosecdef and p.prorettype <> 'trigger'::regtype
    and p.proname !~ 'debezium'
 union all
-select 'relay', 'table', c.relname, null, p.privilege
-  from pg_class c cross join unnest('{SELECT, INSERT, UPDATE, DELETE}'::text[]) p (privilege)
+select 'relay', 'table', c.relname, null, 'SELECT'
+  from pg_class c
  where c.relnamespace = 'outbox'::regnamespace and c.relkind in ('r', 'p', 'v') and not c.relispartition
-   and c.relname not in ('secret', 'inbox')
-   and (p.privilege = 'SELECT' or c.relkind <> 'v' and c.relname <> all ('{audit, day, event, grantee, meta, retention, uid}'));
+   and c.relname not in ('secret', 'inbox');
 comment on view outbox.privilege is
     'The privileges that migrate grants to each kind of role.';
 

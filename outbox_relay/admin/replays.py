@@ -24,7 +24,7 @@ SETTLE_SECONDS = 0.3
 """Pause before a replay is planned. Positions are stored up to 0.1 s after the deliveries that they cover."""
 MOST_LISTED = 1000
 """Maximum number of replays in a list."""
-TICK_TRIES = 3
+TRIES = 3
 """Attempts to start a replay while the configuration changes."""
 STATE_AFTER = {"pause": "paused", "resume": "running", "cancel": "cancelled"}
 """The state of a replay after each action."""
@@ -58,9 +58,8 @@ async def preview(store: Store, wanted: Mapping[str, Any], to: str | None) -> Pr
     ``DatabaseUnavailable``.
     """
     await asyncio.sleep(SETTLE_SECONDS)
-    [tick] = await store.action("action_tick", {})
     limits = {"most": EXACT_EVENTS, "seconds": SEARCH_SECONDS, "alive": ALIVE_SECONDS}
-    [found] = await _act(store, "preview_replay", {**_filter(wanted, to), **limits, **tick._asdict()})
+    [found] = await _act(store, "preview_replay", {**_filter(wanted, to), **limits})
     return Preview(*found, unrouted=await _unrouted(store, wanted))
 
 
@@ -84,12 +83,11 @@ async def start(
 ) -> int:
     """Start a replay, and return its number. Raises as ``preview``."""
     parameters = {**_filter(wanted, to), "rate": rate, "actor": actor, "reason": reason}
-    for attempt in range(1, TICK_TRIES + 1):
-        [tick] = await store.action("action_tick", {})
+    for attempt in range(1, TRIES + 1):
         try:
-            [found] = await _act(store, "start_replay", parameters | tick._asdict())
+            [found] = await _act(store, "start_replay", parameters)
         except StatementFailed as error:
-            if error.sqlstate != SERIALIZATION_FAILURE or attempt == TICK_TRIES:
+            if error.sqlstate != SERIALIZATION_FAILURE or attempt == TRIES:
                 raise
         else:
             return found.id

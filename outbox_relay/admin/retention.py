@@ -50,11 +50,10 @@ async def preview_retention(store: Store) -> dict[str, Any]:
     with advise_grant("operate"):
         checks = {day_name(day): await store.check_day(day, None) for day in await store.due_days()}
         policy = await store.retention_status(live=False)
-        relays = await store.keep_days_of()
     held = policy["hold_until"] is not None
     free = [day for day, check in checks.items() if not check.kept_by and not held]
     days = [{"day": day, "kept_by": check.kept_by} for day, check in checks.items()]
-    kept = {"keep_days": policy["keep_days"], "keep_days_of": relays}
+    kept = {"keep_days": policy["keep_days"], "keep_days_of": policy["keep_days_of"]}
     return {"matched": len(free), "exact": True, "days": days, "hold_until": policy["hold_until"], **kept}
 
 
@@ -86,7 +85,7 @@ async def run_retention(
             if time.monotonic() > until:
                 raise DatabaseUnavailable(BUSY)
             await asyncio.sleep(BUSY_PAUSE_SECONDS)
-        return RetentionRun(*result, await store.keep_days_of())
+        return RetentionRun(*result, (await store.retention_status(live=False))["keep_days_of"])
 
 
 async def _pass(

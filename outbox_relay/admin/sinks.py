@@ -20,7 +20,7 @@ SEARCH_SECONDS = 6.0
 """Time limit for counting events before an action; more are not counted."""
 STEP_ROWS = 1_000
 """Largest number of rows that are deleted in one transaction."""
-TICK_TRIES = 3
+TRIES = 3
 """Attempts of a seek while the configuration changes."""
 SERIALIZATION_FAILURE = "40001"
 """The SQLSTATE of a seek whose tick is older than the configuration."""
@@ -130,12 +130,11 @@ async def preview_seek(store: Store, sink: str, to: str) -> Seek:
 async def seek(store: Store, sink: str, to: str, *, actor: str, reason: str | None = None) -> None:
     """Put ``sink`` at another place of the log. Raises as ``preview_seek``."""
     given = {"sink": sink, "to": to, "actor": actor, "reason": reason}
-    for attempt in range(1, TICK_TRIES + 1):
-        [tick] = await _act(store, "action_tick", {})
+    for attempt in range(1, TRIES + 1):
         try:
-            await _act(store, "seek_sink", {**given, **tick._asdict()})
+            await _act(store, "seek_sink", given)
         except StatementFailed as error:
-            if error.sqlstate != SERIALIZATION_FAILURE or attempt == TICK_TRIES:
+            if error.sqlstate != SERIALIZATION_FAILURE or attempt == TRIES:
                 raise
         else:
             return

@@ -76,7 +76,7 @@ def pop_scan_end(events: list[StoredEvent]) -> int | None:
 def cut_unread(events: list[StoredEvent]) -> bool:
     """Remove the first event that is to be read again, and those behind it. Return True if there was one.
 
-    See ``outbox_internal.read_small``, which reads the contents of small events only.
+    See ``outbox_internal.read_rest``, which reads the contents of small events only if it is asked to.
     """
     if not any(map(FAULT, events)):
         return False

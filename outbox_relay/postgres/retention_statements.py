@@ -80,11 +80,6 @@ class RetentionStatements(Database):
         [row] = await self.call("begin_retention", parameters, "operate" if at_once else "relay")
         return None if row[0] is None else Pass(*row)
 
-    async def keep_days_of(self) -> list[str]:
-        """Return the names of the live relays whose files decide keep_days, at most 20."""
-        [(relays,)] = await self._rows("keep_days_of", {})
-        return relays
-
     async def renew_retention(self, lease: int) -> None:
         """Renew the lease."""
         await self._rows("renew_retention", {"lease": lease})

@@ -257,7 +257,7 @@ $$;
 
 # What a new schema needs once its functions are there.
 _FIRST: Final = """
-select outbox_internal.arm(), outbox_internal.make_partitions(), outbox_internal.make_attempt_partitions();
+select outbox_internal.arm(), outbox_internal.make_partitions(), outbox_internal.make_partitions(parent => 'attempt');
 """
 
 

@@ -59,6 +59,18 @@ create or replace function outbox_internal.emitter_oid() returns oid
 language sql stable
 return to_regrole(quote_ident(outbox_internal.emitter()))::oid;
 
+-- True if a uid, key or event belongs to another role than the one that emits, by the name and number that it was recorded with.
+-- A role that was renamed is still the one that has them. Only an old name that no role has now is doubted: elsewhere, as after a
+-- restore, the number may be that of another role.
+create or replace function outbox_internal.is_others(owner text, owner_oid oid) returns boolean
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select coalesce(owner <> outbox_internal.emitter()
+                    and (owner_oid <> outbox_internal.emitter_oid() or exists (select from pg_roles r where r.rolname = owner)),
+                    false)
+$$;
+
 -- Describe a text by its first wrong character: "a b" has " " at character 2. `wrong` is a regular expression that one
 -- wrong character matches. Characters that cannot be shown are written as code points.
 create or replace function outbox_internal.shown(value text, wrong text) returns text
@@ -171,34 +183,6 @@ return coalesce(
         '[0-9]+', 'N', 'g'),
     '');
 
--- True if a row was in the queue, and in the state that it is in, at the time `as_of`. Times ahead of the clock are those of
--- a clock that went back, as in outbox_internal.was_before. A row that is still to be delivered and has failed since is the one that
--- was there, but it had not its present error, which counts `by_error`.
-create or replace function outbox_internal.was_counted(
-    state text, since timestamptz, last_attempt_at timestamptz, as_of timestamptz, by_error boolean
-) returns boolean
-language sql stable
-return (since < as_of or since > statement_timestamp())
-   and (last_attempt_at is null or last_attempt_at < as_of or last_attempt_at > statement_timestamp()
-        or (state <> 'dead' and not by_error));
-
--- True if an event is as most are, and so has no fault. What it is silent about, event_fault looks at.
---
--- One expression, which takes the place of its call when emit is planned: an emit runs in a transaction of the
--- application. PostgreSQL makes every expression ready again in each transaction, at a price for each function in it,
--- which for all of event_fault is as much as half of the INSERT. Reserved types are not usual.
-create or replace function outbox_internal.is_usual(
-    type text, payload bytea, key text, headers jsonb, deliver_at timestamptz, content_type text
-) returns boolean
-language sql stable
-return headers is null and deliver_at is null
-       and octet_length(type) <= 255 and not type ^@ 'outbox.' and type collate "C" ~ '^[\x21-\x29\x2b-\x7e]+$'
-       -- No ceiling is lower than a KiB, so most events need not ask for it.
-       and (octet_length(payload) <= 1024 or octet_length(payload) <= outbox_internal.payload_ceiling())
-       and coalesce(current_setting('outbox.max_payload_bytes', true), '') = ''
-       and (key is null or octet_length(key) <= 1024)
-       and content_type in ('application/json', 'application/octet-stream');
-
 -- True if an event was erased. One expression, which takes the place of its call when a statement is planned.
 create or replace function outbox_internal.is_erased(content_type text, payload bytea) returns boolean
 language sql immutable parallel safe
@@ -230,7 +214,8 @@ end;
 -- collation may be one that regular expressions refuse: they get their own.
 -- The content type of erased events is refused: no function would read such an event.
 create or replace function outbox_internal.event_fault(
-    type text, payload bytea, key text, headers jsonb, deliver_at timestamptz, content_type text, most text
+    type text, payload bytea, key text, headers jsonb, deliver_at timestamptz, content_type text, tenant text, priority integer,
+    unique_key text, most text
 ) returns text
 language sql stable
 return 'outbox.emit: ' || coalesce('event ' || nullif(current_setting('outbox.event_index', true), '') || ': ', '') || case
@@ -264,28 +249,15 @@ return 'outbox.emit: ' || coalesce('event ' || nullif(current_setting('outbox.ev
         'content_type application/x-erased stands for erased events, and no other event has it'
     when deliver_at not between '0001-01-01 00:00:00+00' and '9998-12-31 23:59:59.999999+00' then
         format('deliver_at must be in the years 1 to 9998 (UTC); this one is %s', deliver_at)
-    when headers is not null then
-        outbox_internal.header_fault(headers)
-end;
-
--- The fault of what a work queue needs, as a message, or null.
-create or replace function outbox_internal.queue_fault(tenant text, priority integer, unique_key text) returns text
-language sql stable
-return 'outbox.emit: ' || coalesce('event ' || nullif(current_setting('outbox.event_index', true), '') || ': ', '') || case
     when octet_length(tenant) not between 1 and 255 then
         format('tenant must have 1 to 255 bytes; this one has %s', octet_length(tenant))
     when priority not between -32768 and 32767 then
         format('priority must be a number from -32768 to 32767; this one is %s', priority)
     when octet_length(unique_key) not between 1 and 255 then
         format('unique_key must have 1 to 255 bytes; this one has %s', octet_length(unique_key))
+    when headers is not null then
+        outbox_internal.header_fault(headers)
 end;
-
--- The class of the error of a dead row: the code of its last attempt, its status, or `refused`. It has no text of a
--- destination.
-create or replace function outbox_internal.error_class(last_attempt jsonb, last_status integer) returns text
-language sql immutable
-return coalesce(substring(last_attempt ->> 'code' from '^[A-Za-z0-9_]{1,60}$'),
-                'status ' || last_status, 'refused');
 
 -- True if a row was there when the action began, and has not failed since: what is retried and dies again is left.
 -- Times ahead of the clock are those of a clock that went back. A discard follows a row through its attempts.
@@ -298,7 +270,7 @@ return (d.since < began or d.since > clock_timestamp())
 -- True if a row has been dead since before a time.
 create or replace function outbox_internal.died_before(d outbox.delivery, cutoff timestamptz) returns boolean
 language sql volatile
-return d.state = 'dead' and (d.lease_until is null or d.lease_until <= clock_timestamp())
+return d.state = 'dead'
    and greatest(d.since, d.last_attempt_at, case when d.due_at <= clock_timestamp() then d.due_at end) < cutoff;
 
 -- True if one of the patterns matches an event type: "*" is any number of characters, of types that are not reserved.
@@ -313,8 +285,10 @@ as $$
       from unnest(patterns) p
 $$;
 
--- True if a row is one that a filter means; those of replays, whose names begin with "~", are not. One expression,
--- which takes the place of its call when a statement is planned. An error is searched for its kind only if it begins as the
+-- True if a row is one that a filter means; those of replays, whose names begin with "~", are not. One expression, which takes
+-- the place of its call when a statement is planned. With `as_of` they are those that were in the queue, and in the state that
+-- they are in, at that time; times ahead of the clock are those of a clock that went back. A row that is still to be delivered
+-- and has failed since was there, but had not its present error. An error is searched for its kind only if it begins as the
 -- kind does. ASCII characters are searched for without the rules of a language, which take most of the time among a million
 -- long errors.
 create or replace function outbox_internal.is_meant(d outbox.delivery, f outbox.delivery_filter) returns boolean
@@ -327,8 +301,9 @@ return case when f.sink is null then d.sink < '~' else d.sink = f.sink end
    and (f.since is null or d.created_at >= f.since)
    and (f.until is null or d.created_at < f.until)
    and (f.uids is null or d.uid = any (f.uids))
-   and (f.as_of is null or outbox_internal.was_counted(d.state, d.since, d.last_attempt_at, f.as_of,
-                                              not (f.status is null and f.error is null and f.kind is null)))
+   and (f.as_of is null or (d.since < f.as_of or d.since > statement_timestamp()) and (
+        d.last_attempt_at is null or d.last_attempt_at < f.as_of or d.last_attempt_at > statement_timestamp()
+        or (d.state <> 'dead' and f.status is null and f.error is null and f.kind is null)))
    and (f.error is null
         or case when octet_length(f.error) = length(f.error) then strpos(lower(d.last_error collate "C"), f.error)
                 else strpos(lower(d.last_error), f.error) end > 0)
@@ -337,9 +312,9 @@ return case when f.sink is null then d.sink < '~' else d.sink = f.sink end
             and outbox_internal.error_kind(d.last_error) = f.kind))
    and (f.tenant is null or outbox_internal.is_of_tenant(d.id, d.shard, d.created_at, f.tenant));
 
--- Read a time that was given as `name`: ISO 8601 with its zone, or an age before `at` as ISO 8601 duration (PT7200S). An age
--- that reaches back before the year 1 is the beginning of that year.
-create or replace function outbox_internal.as_time(name text, value jsonb, at timestamptz) returns timestamptz
+-- Read a time, not in the future, that was given as `name`: ISO 8601 with its zone, or an age before `at` as ISO 8601 duration
+-- (PT7200S). An age that reaches back before the year 1 is the beginning of that year.
+create or replace function outbox_internal.past_time(name text, value jsonb, at timestamptz) returns timestamptz
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
 set timezone = 'UTC'
@@ -369,20 +344,6 @@ begin
             message = format('%s must be a time with its zone in the years 1 to 9998, such as 2026-11-23T08:00:00Z, or an age, '
                              'such as PT7200S (in a command 2h): %s', name, coalesce(left(value::text, 60), 'null'));
     end if;
-    return found;
-end
-$$;
-
--- As outbox_internal.as_time, of a time that does not lie in the future.
-create or replace function outbox_internal.past_time(name text, value jsonb, at timestamptz) returns timestamptz
-language plpgsql stable
-set search_path = pg_catalog, pg_temp
-set timezone = 'UTC'
-set datestyle = 'ISO, YMD'
-as $$
-declare
-    found constant timestamptz := outbox_internal.as_time(name, value, at);
-begin
     if found > at then
         raise exception using errcode = 'invalid_parameter_value',
             message = format('%s lies in the future: it is %s, and the database''s clock says %s', name, found, at);
@@ -521,8 +482,9 @@ as $$
       from outbox.secret h
 $$;
 
--- Raise in a transaction that does not see what is committed before it has its locks.
-create or replace function outbox_internal.require_read_committed(called text) returns void
+-- Begin an action that takes locks. Raise in a transaction that does not see what is committed before it has them, and let the
+-- server end a session that leaves the rest of the transaction idle for 5 seconds: its locks stop the relays.
+create or replace function outbox_internal.begin_action(called text) returns void
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $$
@@ -531,6 +493,10 @@ begin
         raise exception using errcode = 'invalid_transaction_state',
             message = format('%s must see what is committed before it has its locks', called),
             hint = 'Run it in a transaction that is READ COMMITTED.';
+    end if;
+    if (select s.setting::integer from pg_settings s where s.name = 'idle_in_transaction_session_timeout')
+       not between 1 and 5000 then
+        perform set_config('idle_in_transaction_session_timeout', '5s', true);
     end if;
 end
 $$;

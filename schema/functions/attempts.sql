@@ -48,54 +48,6 @@ as $$
     select outbox_internal.shown_detail(d.last_attempt) from outbox.delivery d where d.sink = sink_name and d.id = event_id
 $$;
 
--- Make the partitions of attempts for today and the days ahead, and return their number: see outbox_internal.make_partitions.
-create or replace function outbox_internal.make_attempt_partitions(days_ahead integer default 3) returns integer
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
-set lock_timeout = '50ms'
-set timezone = 'UTC'
-set datestyle = 'ISO, YMD'
-set default_tablespace = ''
-set default_table_access_method = 'heap'
-as $$
-declare
-    today constant timestamp := date_trunc('day', clock_timestamp() at time zone 'UTC');
-    day timestamp;
-    part text;
-    role text;
-    made integer := 0;
-begin
-    -- One session at a time. Others do not wait, and statements on the rows are not held up.
-    begin
-        lock table only outbox.attempt in share update exclusive mode nowait;
-    exception when lock_not_available then
-        return 0;
-    end;
-    for day in
-        select today + n * interval '1 day' from generate_series(0, least(greatest(coalesce(days_ahead, 3), 1), 30)) n
-    loop
-        part := 'attempt_' || to_char(day, 'YYYYMMDD');
-        continue when to_regclass('outbox.' || part) is not null;
-        continue when exists (
-            select from outbox.attempt_default d
-             where d.at >= day at time zone 'UTC' and d.at < (day + interval '1 day') at time zone 'UTC');
-        execute format('create table outbox.%I (like outbox.attempt including defaults)', part);
-        perform outbox_internal.keep_no_statistics(to_regclass('outbox.' || part), '{error, detail}');
-        for role in
-            select distinct case when a.grantee = 0 then 'public' else quote_ident(pg_get_userbyid(a.grantee)) end
-              from pg_class c cross join lateral aclexplode(c.relacl) a
-             where c.oid = ('outbox.' || part)::regclass and a.grantee <> c.relowner
-        loop
-            execute format('revoke all on table outbox.%I from %s cascade', part, role);
-        end loop;
-        execute format('alter table outbox.attempt attach partition outbox.%I for values from (%L) to (%L)',
-                       part, day at time zone 'UTC', (day + interval '1 day') at time zone 'UTC');
-        made := made + 1;
-    end loop;
-    return made;
-end
-$$;
-
 -- Remove recorded attempts that are older than keep_attempts_days, a step at a time: the oldest partition that ended before
 -- then, or up to 1,000 rows of the DEFAULT partition. `removed` counts partitions or rows; 0 means that none is left.
 --
@@ -105,13 +57,12 @@ create or replace function outbox_internal.trim_attempts(lease bigint) returns i
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '50ms'
-set timezone = 'UTC'
-set datestyle = 'ISO, YMD'
 as $$
+#variable_conflict use_variable
 declare
     t outbox.retention;
     keep_from timestamptz;
-    part text;
+    part regclass;
     removed integer;
 begin
     perform outbox_internal.renew_retention(lease);
@@ -126,14 +77,10 @@ begin
     exception when lock_not_available then
         return 0;
     end;
-    select c.relname into part
-      from pg_inherits i join pg_class c on c.oid = i.inhrelid
-     where i.inhparent = 'outbox.attempt'::regclass and c.relname ~ '^attempt_[0-9]{8}$'
-       and to_date(right(c.relname, 8), 'YYYYMMDD') + 1 <= keep_from
-     order by c.relname
-     limit 1;
+    select p.part into part
+      from outbox_internal.partitions('outbox.attempt') p where p.day <> '-infinity' and p.upto <= keep_from order by p.day limit 1;
     if part is not null then
-        execute format('drop table outbox.%I', part);
+        execute format('drop table %s', part);
         return 1;
     end if;
     delete from outbox.attempt_default d
@@ -142,4 +89,3 @@ begin
     return removed;
 end
 $$;
-

@@ -132,9 +132,6 @@ declare
     f constant outbox.delivery_filter := outbox_internal.read_filter(filter, clock_timestamp());
     rest outbox.delivery_filter := f;
     dead_alone constant boolean := f.states = '{dead}';
-    unfiltered constant boolean := dead_alone and f.uids is null and f.type_like is null and f.key is null
-        and f.error is null and f.kind is null and f.status is null and f.since is null and f.until is null and f.as_of is null
-        and f.tenant is null;
     more boolean;
     first_id bigint;
 begin
@@ -174,10 +171,10 @@ begin
          where (not dead_alone or d.state = 'dead') and (f.sink is null or d.sink = f.sink)
            and (f.uids is null or d.uid = any (f.uids))
            and (first_id is null or d.id >= first_id)
-           and case when unfiltered then d.sink < '~' else outbox_internal.is_meant(d, rest)
-                    and (f.tenant is null or f.tenant =
-                         (select e.tenant from outbox.event e
-                           where e.id = d.id and e.shard = d.shard and e.created_at = d.created_at limit 1)) end
+           and outbox_internal.is_meant(d, rest)
+           and (f.tenant is null or f.tenant =
+                (select e.tenant from outbox.event e
+                  where e.id = d.id and e.shard = d.shard and e.created_at = d.created_at limit 1))
          order by d.id desc
          limit most + 1
     ),
@@ -363,7 +360,7 @@ $$;
 
 -- Read a filter: an object with any of sink, type (a pattern with "*"), key, tenant, error (a part of it, in any case), kind,
 -- status, since and until (when the event was emitted: from, and before), as_of, uids and states. All that is given must hold.
--- Times are those of outbox_internal.as_time, do not lie in the future, and ages count from `at`. Without `states` dead ones
+-- Times are those of outbox_internal.past_time, and ages count from `at`. Without `states` dead ones
 -- are meant. `kind` is that of an error without a status (see outbox_internal.error_kind); `tenant` is of events that are still
 -- in the log. With `as_of`, ages count from this time, and rows that came, died or failed later are not meant: an action that
 -- gets it does not go beyond what was counted then.
@@ -452,8 +449,8 @@ end
 $$;
 
 -- A filter as it is recorded: the key is replaced by its hash, and more than 100 uids by their number, the first 100 and a
--- hash of all.
-create or replace function outbox_internal.hashed_filter(filter jsonb) returns jsonb
+-- hash of all. With `hide_uids`, as for an erasure, there is no uid.
+create or replace function outbox_internal.hashed_filter(filter jsonb, hide_uids boolean default false) returns jsonb
 language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
@@ -462,9 +459,11 @@ as $$
                case when f.name = 'key' and jsonb_typeof(f.value) = 'string'
                     then to_jsonb(outbox_internal.keyed_hash(f.value #>> '{}'))
                     when f.name = 'uids' and jsonb_typeof(f.value) = 'array'
-                    then (select case when count(*) <= 100 then coalesce(jsonb_agg(u.uid order by u.uid), '[]') else jsonb_build_object(
+                    then (select case when count(*) <= 100 and not hide_uids then coalesce(jsonb_agg(u.uid order by u.uid), '[]')
+                                      else jsonb_strip_nulls(jsonb_build_object(
                                      'count', count(*), 'all', outbox_internal.keyed_hash(string_agg(u.uid, ',' order by u.uid)),
-                                     'uids', jsonb_path_query_array(jsonb_agg(u.uid order by u.uid), '$[0 to 99]')) end
+                                     'uids', case when not hide_uids
+                                                  then jsonb_path_query_array(jsonb_agg(u.uid order by u.uid), '$[0 to 99]') end)) end
                             from (select distinct lower(jsonb_array_elements_text(f.value)) collate "C" as uid) u)
                     else f.value end), '{}') end
       from jsonb_each(case when jsonb_typeof(filter) = 'object' then filter end) f (name, value)
@@ -587,9 +586,9 @@ comment on function outbox.retry_deliveries is
 --
 -- A scheduled event is deleted for all sinks, whichever sink `filter` names.
 --
--- Rows whose events would be read again (see outbox_internal.discard_rows) are left and counted as `unsettled`; `unsettled_uids` names
--- them. The shards are locked before the positions are read. Relays cannot renew their leases meanwhile: call it in a
--- transaction of its own. Tables are locked in the order in which outbox.rebase locks them.
+-- Rows whose events would be read again (see outbox_internal.discard_rows) are left and counted as `unsettled`;
+-- `unsettled_uids` names them. Relays cannot renew their leases meanwhile: call it in a transaction of its own. Tables are
+-- locked in the order in which outbox.rebase locks them.
 create or replace function outbox.discard_deliveries(
     filter jsonb, after_id bigint default 0, after_sink text default '', most integer default 1000,
     among uuid[] default null, actor text default null, reason text default null, inout audit_id bigint default null,
@@ -610,12 +609,9 @@ declare
     began timestamptz;
     looked_at bigint[];
     sinks text[];
-    free_ids bigint[];
-    free_sinks text[];
     gone_uids uuid[];
 begin
-    perform outbox_internal.end_when_idle();
-    perform outbox_internal.require_read_committed('outbox.discard_deliveries');
+    perform outbox_internal.begin_action('outbox.discard_deliveries');
     if coalesce(trim(reason), '') = '' then
         raise exception using errcode = 'invalid_parameter_value', message = 'a discard needs a reason';
     end if;
@@ -654,22 +650,8 @@ begin
     end if;
     select n.ids, n.sinks, n.next_id, n.next_sink into looked_at, sinks, next_id, next_sink
       from outbox_internal.next_deliveries(f, coalesce(among, f.uids), coalesce(after_id, 0), coalesce(after_sink, ''), most) n;
-    perform outbox_internal.lock_shards_of(array_agg(d.id), array_agg(d.sink))
-       from unnest(looked_at, sinks) w (id, sink)
-       join outbox.delivery d on d.id = w.id and d.sink = w.sink
-      where outbox_internal.is_meant(d, f);
-    select array_agg(l.id), array_agg(l.sink) into free_ids, free_sinks
-      from (
-        select d.id, d.sink
-          from unnest(looked_at, sinks) w (id, sink)
-          join outbox.delivery d on d.id = w.id and d.sink = w.sink
-         where outbox_internal.is_meant(d, f) and outbox_internal.was_before(d, began, true)
-           and (d.lease_until is null or d.lease_until <= clock_timestamp())
-         order by d.sink, d.id
-           for update of d skip locked
-      ) l;
     select r.done, r.unsettled, r.unsettled_uids, r.gone_uids into done, unsettled, unsettled_uids, gone_uids
-      from outbox_internal.discard_rows(free_ids, free_sinks, actor, reason) r;
+      from outbox_internal.discard_rows(looked_at, sinks, f, began, null, actor, reason) r;
     select count(*) into under_way
       from unnest(looked_at, sinks) w (id, sink)
       join outbox.delivery d on d.id = w.id and d.sink = w.sink
@@ -682,12 +664,15 @@ comment on function outbox.discard_deliveries is
     'One step of `dead discard`: give up deliveries that a filter means, so that later events of their keys go on. Recorded '
     'in outbox.audit.';
 
--- Delete rows, with a mark for each under the id that the log has, and return how many. To be called with the rows and their
--- shards locked. A row goes only when the position of its shard has passed its event, written under the shard's newest epoch,
--- or when the log no longer has the event: else a session that begins at that position would read the event and deliver it.
--- The others are `unsettled`. `gone_uids` are the uids of the deleted rows.
+-- Delete those of these rows that `f` meant when the action began, or that have been dead since before `cutoff`, with a mark for
+-- each under the id that the log has, and return how many. Rows that are being delivered, or locked, are left.
+--
+-- The shards are locked before the positions are read, so that none is claimed, and no position set back, meanwhile. A row goes
+-- only when the position of its shard has passed its event, written under the shard's newest epoch, or when the log no longer
+-- has the event: else a session that begins at that position would read the event and deliver it. The others are `unsettled`.
+-- `gone_uids` are the uids of the deleted rows.
 create or replace function outbox_internal.discard_rows(
-    ids bigint[], sinks text[], actor text, reason text,
+    looked_at bigint[], of_sinks text[], f outbox.delivery_filter, began timestamptz, cutoff timestamptz, actor text, reason text,
     out done bigint, out unsettled bigint, out unsettled_uids uuid[], out gone_uids uuid[]
 )
 language plpgsql volatile
@@ -701,7 +686,29 @@ as $$
 #variable_conflict use_variable
 declare
     numbering_floor constant bigint := (select m.floor from outbox.meta m);
+    ids bigint[];
+    sinks text[];
 begin
+    perform from (
+        select distinct d.sink, d.shard
+          from unnest(looked_at, of_sinks) w (id, sink)
+          join outbox.delivery d on d.id = w.id and d.sink = w.sink
+         where case when cutoff is null then outbox_internal.is_meant(d, f) else outbox_internal.died_before(d, cutoff) end
+    ) c
+       join outbox.shard s on s.sink = c.sink and s.shard = c.shard
+      order by s.sink, s.shard
+        for share of s;
+    select array_agg(l.id), array_agg(l.sink) into ids, sinks
+      from (
+        select d.id, d.sink
+          from unnest(looked_at, of_sinks) w (id, sink)
+          join outbox.delivery d on d.id = w.id and d.sink = w.sink
+         where case when cutoff is null then outbox_internal.is_meant(d, f) and outbox_internal.was_before(d, began, true)
+                    else outbox_internal.died_before(d, cutoff) end
+           and (d.lease_until is null or d.lease_until <= clock_timestamp())
+         order by d.sink, d.id
+           for update of d skip locked
+      ) l;
     with standing as materialized (
         select n.* from outbox.standing n
           join outbox.shard s on s.sink = n.sink and s.shard = n.shard and s.epoch = n.epoch
@@ -766,7 +773,7 @@ begin
                    to_jsonb((array(select jsonb_array_elements_text(a.filter -> 'changed')::uuid) || uids)[1:100])) end
          where a.id = audit_id and a.action = action and a.role_name = outbox_internal.emitter() and a.login = session_user
            and a.at > clock_timestamp() - interval '1 day' and a.actor is not distinct from actor
-           and a.sink is not distinct from sink and a.filter - 'changed' is not distinct from outbox_internal.hashed_filter(filter)
+           and a.sink is not distinct from sink and a.filter - 'changed' is not distinct from outbox_internal.hashed_filter(filter, action like 'erase%')
            and a.reason is not distinct from reason
         returning a.id into recorded;
         if recorded is null then
@@ -784,7 +791,7 @@ begin
                              case when octet_length(actor) > 255 then 255 else 2000 end);
     end if;
     insert into outbox.audit (actor, action, sink, filter, count, reason)
-    values (actor, action, sink, outbox_internal.hashed_filter(filter), changed, reason)
+    values (actor, action, sink, outbox_internal.hashed_filter(filter, action like 'erase%'), changed, reason)
     returning id into recorded;
     return recorded;
 end

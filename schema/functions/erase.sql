@@ -18,26 +18,55 @@ create or replace function outbox.erase(
 )
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+set standard_conforming_strings = on
+set plan_cache_mode = force_custom_plan
+set enable_seqscan = off
 set lock_timeout = '2s'
+set jit = off
 as $$
 #variable_conflict use_variable
 declare
-    s record := outbox_internal.read_subject(subject);
-    filter constant jsonb := case when s.key is not null then jsonb_build_object('key', s.key)
-                                  else jsonb_build_object('uids', jsonb_build_array(s.uid)) end;
+    key text;
+    uid uuid;
+    filter jsonb;
     only_look constant boolean := coalesce(dry_run, false);
     e outbox.erasure;
     next record;
 begin
-    perform outbox_internal.end_when_idle(), outbox_internal.require_read_committed('outbox.erase'), outbox_internal.at_home();
+    perform outbox_internal.begin_action('outbox.erase'), outbox_internal.at_home();
+    if jsonb_typeof(subject) is distinct from 'object' or (select count(*) from jsonb_object_keys(subject)) <> 1
+       or not subject ?| '{key, uid}' then
+        raise exception using errcode = 'invalid_parameter_value',
+            message = 'the subject of an erasure must be a JSON object with either "key" or "uid"';
+    end if;
+    key := subject ->> 'key';
+    if jsonb_typeof(coalesce(subject -> 'key', subject -> 'uid')) <> 'string' or octet_length(key) > 1024
+       or (subject ->> 'uid') collate "C" !~* '^[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}$' then
+        raise exception using errcode = 'invalid_parameter_value',
+            message = 'key must be a string of at most 1024 bytes, and uid a UUID, as emit returns it';
+    end if;
+    uid := (subject ->> 'uid')::uuid;
+    filter := case when key is not null then jsonb_build_object('key', key) else jsonb_build_object('uids', jsonb_build_array(uid)) end;
     if coalesce(trim(reason), '') = '' and not only_look then
         raise exception using errcode = 'invalid_parameter_value', message = 'an erasure needs a reason';
     end if;
     if erasure_id is null then
-        perform outbox_internal.check_erasable(s.uid);
+        perform outbox_internal.check_erasable(uid);
+        delete from outbox.erasure o where o.began_at < clock_timestamp() - interval '1 day';
+        insert into outbox.erasure (subject) values (outbox_internal.hashed_filter(filter, true)) returning id into erasure_id;
+        e := outbox_internal.look_again(erasure_id);
+    else
+        select * into e from outbox.erasure o
+         where o.id = erasure_id and o.role_name = outbox_internal.emitter() and o.login = session_user
+           and o.subject = outbox_internal.hashed_filter(filter, true) and o.began_at > clock_timestamp() - interval '1 day'
+           for update;
+        if not found then
+            raise exception using errcode = 'invalid_parameter_value',
+                message = format('erasure_id %s is not the number of an erasure of today with this role and subject',
+                                 erasure_id),
+                hint = 'Leave erasure_id out to begin a new one.';
+        end if;
     end if;
-    e := outbox_internal.open_erasure(erasure_id, filter);
-    erasure_id := e.id;
     if e.phase = 'erasing' then
         lock table outbox.event in row exclusive mode;
         perform from outbox.meta for share;
@@ -49,9 +78,9 @@ begin
             e := outbox_internal.look_again(e.id);
         end if;
         select * into next
-          from outbox_internal.next_of_subject(s.key, s.uid, e.snapshot, e.place, e.upto_id,
+          from outbox_internal.next_of_subject(key, uid, e.snapshot, e.place, e.upto_id,
                                       least(greatest(coalesce(most_ids, 100000), 1), 1000000));
-        undelivered := outbox_internal.undelivered_of_subject(s.key, s.uid, next.ids, e.place, next.next_id);
+        undelivered := outbox_internal.undelivered(key, uid, next.ids, e.place, next.next_id);
     end if;
     if undelivered is not null then
         e.phase := 'refused';
@@ -63,16 +92,16 @@ begin
          where o.id = e.id returning o.* into e;
         e.phase := case when only_look and e.phase <> 'looking' then 'done' else e.phase end;
     elsif e.phase = 'erasing' then
-        perform outbox_internal.change_events(e, s.key, s.uid, next.ids, next.later, next.next_id);
+        perform outbox_internal.change_events(e, key, uid, next.ids, next.later, next.next_id);
         update outbox.erasure o
            set place = next.next_id, phase = case when next.next_id < o.upto_id then 'erasing' else 'audit' end,
                audit_id = outbox_internal.record_action('erase', null, filter, o.done - e.done, actor, reason, o.audit_id)
          where o.id = e.id returning o.* into e;
     elsif e.phase = 'audit' then
-        perform outbox_internal.erase_in_audit(s.key, actor);
+        perform outbox_internal.erase_in_audit(key, actor);
         update outbox.erasure o set phase = 'sinks' where o.id = e.id returning o.* into e;
     else
-        perform outbox_internal.erase_in_sinks(s.key, e.first_at);
+        perform outbox_internal.erase_in_sinks(key, e.first_at);
         perform outbox_internal.renew_key_statistics();
         e.phase := 'done';
     end if;
@@ -83,8 +112,8 @@ begin
     done := e.done;
     left_over := e.left_over;
     if phase in ('refused', 'done') then
-        archives := outbox_internal.archives_of_subject(e.matched + e.done > 0, s.uid);
-        key_hash := outbox_internal.keyed_hash(s.key);
+        archives := outbox_internal.archives_of_subject(e.matched + e.done > 0, uid);
+        key_hash := outbox_internal.keyed_hash(key);
         statistics := outbox_internal.content_statistics();
         delete from outbox.erasure o where o.id = e.id;
     end if;
@@ -94,42 +123,11 @@ comment on function outbox.erase is
     'One step of `erase`: remove payload, headers and key of events from the log and all tables. With dry_run it only '
     'looks. Recorded in outbox.audit.';
 
--- The erasure with this number, locked, which must be this session's and of this subject; a new one for null.
-create or replace function outbox_internal.open_erasure(erasure_id bigint, subject jsonb) returns outbox.erasure
-language plpgsql volatile
-set search_path = pg_catalog, pg_temp
-as $$
-declare
-    hashed constant jsonb := outbox_internal.hashed_filter(subject);
-    e outbox.erasure;
-begin
-    if erasure_id is not null then
-        select * into e from outbox.erasure o
-         where o.id = erasure_id and o.role_name = outbox_internal.emitter() and o.login = session_user
-           and o.subject = hashed and o.began_at > clock_timestamp() - interval '1 day'
-           for update;
-        if not found then
-            raise exception using errcode = 'invalid_parameter_value',
-                message = format('erasure_id %s is not the number of an erasure of today with this role and subject',
-                                 erasure_id),
-                hint = 'Leave erasure_id out to begin a new one.';
-        end if;
-        return e;
-    end if;
-    delete from outbox.erasure o where o.began_at < clock_timestamp() - interval '1 day';
-    insert into outbox.erasure (subject) values (hashed) returning id into e.id;
-    return outbox_internal.look_again(e.id);
-end
-$$;
-
 -- Refuse what would fail in the middle: a uid that nothing is known of; a publication of updates of tables that have no
 -- replica identity, which PostgreSQL refuses to change then.
 create or replace function outbox_internal.check_erasable(uid uuid) returns void
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_custom_plan
-set enable_seqscan = off
-set jit = off
 as $$
 declare
     found_one text;
@@ -166,9 +164,6 @@ create or replace function outbox_internal.change_events(
 ) returns void
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_custom_plan
-set enable_seqscan = off
-set jit = off
 as $$
 #variable_conflict use_variable
 declare
@@ -276,7 +271,7 @@ declare
     changed bigint[];
 begin
     if length(key) < 4 or not exists (select from outbox.audit a
-                                       where a.action = 'erase' and a.filter = outbox_internal.hashed_filter(subject) and a.count > 0) then
+                                       where a.action = 'erase' and a.filter = outbox_internal.hashed_filter(subject, true) and a.count > 0) then
         return;
     end if;
     with quoting as (
@@ -314,6 +309,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_variable
 begin
+    perform from outbox.sink k order by k.name for no key update;  -- in the order of relays that start
     update outbox.sink k set last_error = null
      where k.last_error_at >= since and k.last_error not like 'client: %';
     update outbox.sink k
@@ -337,7 +333,7 @@ declare
     e outbox.erasure;
 begin
     -- No scheduled event enters the log until this commits: the first step looks whether one of the subject waits.
-    perform pg_advisory_xact_lock(1869967971, 2);
+    lock table outbox.secret in exclusive mode;
     update outbox.erasure o
        set phase = 'looking', place = 0, matched = 0, left_over = 0, config = config_now, snapshot = snap,
            server = outbox_internal.incarnation(),
@@ -358,9 +354,6 @@ create or replace function outbox_internal.next_of_subject(
 )
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_custom_plan
-set enable_seqscan = off
-set jit = off
 as $$
 #variable_conflict use_variable
 declare
@@ -410,43 +403,18 @@ begin
 end
 $$;
 
--- Read the subject of an erasure: an object with a key or a uid, and nothing else.
-create or replace function outbox_internal.read_subject(subject jsonb, out key text, out uid uuid)
-language plpgsql immutable
-set search_path = pg_catalog, pg_temp
-set standard_conforming_strings = on
-as $$
-begin
-    if jsonb_typeof(subject) is distinct from 'object' or (select count(*) from jsonb_object_keys(subject)) <> 1
-       or not subject ?| '{key, uid}' then
-        raise exception using errcode = 'invalid_parameter_value',
-            message = 'the subject of an erasure must be a JSON object with either "key" or "uid"';
-    end if;
-    key := subject ->> 'key';
-    if jsonb_typeof(coalesce(subject -> 'key', subject -> 'uid')) <> 'string' or octet_length(key) > 1024
-       or (subject ->> 'uid') collate "C" !~* '^[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}$' then
-        raise exception using errcode = 'invalid_parameter_value',
-            message = 'key must be a string of at most 1024 bytes, and uid a UUID, as emit returns it';
-    end if;
-    uid := (subject ->> 'uid')::uuid;
-end
-$$;
-
--- Events that a relay may still deliver: those with a row of a sink or replay, in any state, and those that the position
--- of a sink has not passed, if it takes their type, or if its shard has an owner, which may deliver by earlier patterns; and
--- those that a replay means and has not passed, until it has ended and no relay serves it. A
--- shard with an owner counts only as far as that owner has written its position: the next one begins where any has. At most
--- `most` are named.
+-- Events that a relay may still deliver, as JSON; null if there are none. Those with these ids that have a row of a sink or
+-- replay, in any state; those that the position of a sink has not passed, if it takes their type, or if its shard has an owner,
+-- which may deliver by earlier patterns; and those that a replay means and has not passed, until it has ended and no relay
+-- serves it. A shard with an owner counts only as far as that owner has written its position: the next one begins where any
+-- has. And copies with the key whose events the log no longer has, of ids behind `low`, up to `high`; or copies of the uid; and
+-- with the first ids, scheduled events. Of each kind at most 20 are named.
 --
 -- One statement, and so one snapshot: a settlement turns an unpassed event into one with a row.
 -- Of reserved types, a sink without an owner takes those that it has the pattern for.
-create or replace function outbox_internal.undelivered(event_ids bigint[], most integer default 20)
-returns table (uid uuid, sink text, state text)
-language sql stable rows 20
+create or replace function outbox_internal.undelivered(key text, uid uuid, event_ids bigint[], low bigint, high bigint) returns jsonb
+language sql stable
 set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_custom_plan
-set enable_seqscan = off
-set jit = off
 as $$
     with looked_at as materialized (
         select e.id, e.xid, e.uid, e.shard, e.type, e.key, e.content_type, e.created_at, e.tenant
@@ -460,48 +428,39 @@ as $$
          cross join (select distinct l.shard from looked_at l) l
           left join outbox.shard h on h.sink = k.name and h.shard = l.shard
           left join outbox.standing p on p.sink = k.name and p.shard = l.shard
+    ),
+    events as (
+        select d.uid, d.sink::text, d.state
+          from looked_at l join outbox.delivery d on d.uid = l.uid
+         where d.sink >= '~' or exists (select from outbox.sink k where k.name = d.sink)
+        union
+        select l.uid, r.name::text, 'pending'
+          from looked_at l
+          join readers r on r.shard = l.shard
+         where (r.owned
+                or (r.types is null or l.type like any (r.types)) and (l.type not like 'outbox.%' or 'outbox.%' = any (r.types)))
+           and not (r.counts and outbox_internal.position_passed(l.id, l.xid, r.a_seq, r.a_snapshot, r.a_next, r.b_snapshot, r.last_id,
+                                                        r.floor))
+           and not exists (select from outbox.delivery d where d.uid = l.uid and d.sink = r.name)
+        union
+        select l.uid, '~' || r.id, 'pending'
+          from looked_at l
+          join outbox.replay r on not r.cleared and r.from_id < l.id and r.upto_id >= l.id
+         where (r.ids is null or l.id = any (r.ids))
+           and outbox_internal.replay_means(l.id, l.xid, l.shard, l.type, l.key, l.content_type, l.created_at, r.type_like, r.routed,
+                                   r.key, r.since, r.until, r.floor, r.a_seqs, r.a_snapshots, r.a_nexts, r.b_snapshots,
+                                   r.last_ids)
+           and (r.tenant is null or l.tenant = r.tenant)
+           and not exists (select from outbox_internal.replay_places(r.id) p where p.shard = l.shard and p.last_id >= l.id)
+         limit 20
     )
-    select d.uid, d.sink::text, d.state
-      from looked_at l join outbox.delivery d on d.uid = l.uid
-     where d.sink >= '~' or exists (select from outbox.sink k where k.name = d.sink)
-    union
-    select l.uid, r.name::text, 'pending'
-      from looked_at l
-      join readers r on r.shard = l.shard
-     where (r.owned
-            or (r.types is null or l.type like any (r.types)) and (l.type not like 'outbox.%' or 'outbox.%' = any (r.types)))
-       and not (r.counts and outbox_internal.position_passed(l.id, l.xid, r.a_seq, r.a_snapshot, r.a_next, r.b_snapshot, r.last_id,
-                                                    r.floor))
-       and not exists (select from outbox.delivery d where d.uid = l.uid and d.sink = r.name)
-    union
-    select l.uid, '~' || r.id, 'pending'
-      from looked_at l
-      join outbox.replay r on not r.cleared and r.from_id < l.id and r.upto_id >= l.id
-     where (r.ids is null or l.id = any (r.ids))
-       and outbox_internal.replay_means(l.id, l.xid, l.shard, l.type, l.key, l.content_type, l.created_at, r.type_like, r.routed,
-                               r.key, r.since, r.until, r.floor, r.a_seqs, r.a_snapshots, r.a_nexts, r.b_snapshots,
-                               r.last_ids)
-       and (r.tenant is null or l.tenant = r.tenant)
-       and not exists (select from outbox_internal.replay_places(r.id) p where p.shard = l.shard and p.last_id >= l.id)
-     limit most
-$$;
-
--- The same as JSON, and copies with the key whose events the log no longer has, of ids behind `low`, up to `high`; or copies
--- of the uid; and with the first ids, scheduled events. Null: there are none.
-create or replace function outbox_internal.undelivered_of_subject(key text, uid uuid, ids bigint[], low bigint, high bigint) returns jsonb
-language sql stable
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_custom_plan
-set enable_seqscan = off
-set jit = off
-as $$
     select jsonb_agg(jsonb_build_object('uid', u.uid, 'sink', u.sink, 'state', u.state) order by u.uid, u.sink)
       from (
-        select n.uid, n.sink, n.state from outbox_internal.undelivered(ids) n
+        select n.uid, n.sink, n.state from events n
         union
         (select d.uid, d.sink::text, d.state
            from outbox.delivery d
-          where undelivered_of_subject.uid is null and d.id > low and d.id <= high and d.key = undelivered_of_subject.key
+          where undelivered.uid is null and d.id > low and d.id <= high and d.key = undelivered.key
             and not exists (select from outbox.event e
                              where e.id = any (array[d.id, (select u.id from outbox.uid u where u.uid = d.uid)])
                                and e.uid = d.uid and e.created_at = d.created_at)
@@ -510,14 +469,13 @@ as $$
         union
         (select d.uid, d.sink::text, d.state
            from outbox.delivery d
-          where d.uid = undelivered_of_subject.uid
+          where d.uid = undelivered.uid
             and (d.sink >= '~' or exists (select from outbox.sink k where k.name = d.sink))
           limit 20)
         union
         (select s.uid, '', 'scheduled'
            from outbox.scheduled s
-          where low = 0
-            and (s.uid = undelivered_of_subject.uid or undelivered_of_subject.uid is null and s.key = undelivered_of_subject.key)
+          where low = 0 and (s.uid = undelivered.uid or undelivered.uid is null and s.key = undelivered.key)
           limit 20)
       ) u
 $$;

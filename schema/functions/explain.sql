@@ -21,6 +21,31 @@ as $$
         union all
         (select 4, a.id, null, null, null, null, null, null, null, null from outbox.attempt a
           where a.uid = wanted order by a.id desc limit 1)
+    ),
+    -- Of a scheduled event those of the sinks that take its type, and otherwise with what replays have done of it.
+    states as (
+        select k.name as sink, case when n.is_routed then 'scheduled' else 'not routed' end as state,
+               case when n.is_routed
+                    then jsonb_build_object('due_in_seconds', outbox_internal.in_seconds(
+                             s.deliver_at + outbox_internal.spread_of(k.name, s.uid) - now()))
+                    else '{}' end as details
+          from outbox.scheduled s
+         cross join outbox.sink k
+         cross join lateral (select outbox_internal.type_matches(k.patterns, s.type) as is_routed) n
+         where s.uid = wanted
+        union all
+        select p.sink, case when m.mended then 'settled' else p.state end,
+               case when m.mended then '{}' else p.details end
+               || case when r.delivered and not m.mended and p.details ? 'again' then jsonb_build_object('again', true) else '{}' end
+               || case when r.replays is null then '{}' else jsonb_build_object('replays', r.replays) end
+          from outbox_internal.routed_states(wanted) p
+          left join outbox_internal.replay_outcomes(wanted) r on r.sink = p.sink
+         cross join lateral (
+            select coalesce(r.settled, false)
+                   and (p.state in ('not routed', 'passed over')
+                        or p.state = 'unknown' and p.details ->> 'reason' <> 'rebase needed') as mended
+          ) m
+         where not exists (select from outbox.scheduled s where s.uid = wanted)
     )
     select json_build_object(
                'uid', wanted, 'type', k.type, 'key', k.key, 'tenant', k.tenant, 'priority', k.priority, 'id', k.id,
@@ -29,7 +54,7 @@ as $$
                'deliver_at', outbox_internal.loadable_time(k.deliver_at), 'age_seconds', outbox_internal.in_seconds(now() - outbox_internal.loadable_time(k.created_at)),
                'sinks', coalesce((select json_object_agg(s.sink, jsonb_build_object('state', s.state) || s.details
                                                          order by s.sink)
-                                    from outbox_internal.event_states(wanted) s), '{}'))
+                                    from states s), '{}'))
       from known k
      order by k.place
      limit 1
@@ -37,44 +62,13 @@ $$;
 comment on function outbox.why is
     'An event and its state in each sink as JSON, as `outbox-relay why` explains it; null if nothing knows the event.';
 
--- The state of an event in each sink, with what replays have done of it. One that is scheduled is that in every sink that takes
--- its type.
-create or replace function outbox_internal.event_states(wanted uuid) returns table (sink text, state text, details jsonb)
-language sql stable security definer
-set search_path = pg_catalog, pg_temp
-set timezone = 'UTC'
-as $$
-    select k.name, case when n.is_routed then 'scheduled' else 'not routed' end,
-           case when n.is_routed
-                then jsonb_build_object('due_in_seconds',
-                                        outbox_internal.in_seconds(s.deliver_at + outbox_internal.spread_of(k.name, s.uid) - now()))
-                else '{}' end
-      from outbox.scheduled s
-     cross join outbox.sink k
-     cross join lateral (select outbox_internal.type_matches(k.patterns, s.type) as is_routed) n
-     where s.uid = wanted
-    union all
-    select p.sink, case when m.mended then 'settled' else p.state end,
-           case when m.mended then '{}' else p.details end
-           || case when r.delivered and not m.mended and p.details ? 'again' then jsonb_build_object('again', true) else '{}' end
-           || case when r.replays is null then '{}' else jsonb_build_object('replays', r.replays) end
-      from outbox_internal.routed_states(wanted) p
-      left join outbox_internal.replay_outcomes(wanted) r on r.sink = p.sink
-     cross join lateral (
-        select coalesce(r.settled, false)
-               and (p.state in ('not routed', 'passed over')
-                    or p.state = 'unknown' and p.details ->> 'reason' <> 'rebase needed') as mended
-      ) m
-     where not exists (select from outbox.scheduled s where s.uid = wanted)
-$$;
-
 -- The state of an event in each sink, in the words of `why --json`, with what else is known of it. Of an event that is no
 -- longer in the log its rows, marks and recorded attempts are known. No payload and no header is returned.
 --
 -- The first that holds: erased · its row · discarded · not passed yet, by patterns that match (pending) ·
 -- delivered, as recorded · settled under routes that match · unknown · not routed · passed over.
 create or replace function outbox_internal.routed_states(wanted uuid) returns table (sink text, state text, details jsonb)
-language sql stable security definer
+language sql stable
 set search_path = pg_catalog, pg_temp
 set timezone = 'UTC'
 set jit = off
@@ -282,10 +276,10 @@ as $$
       from readings r
 $$;
 
--- Record that the routes or the place of a sink change, and where its shards stand, in the transaction of the change. While relays
--- own shards, they may deliver on under the routes before, up to an id that is known after the commit (see
--- outbox_internal.trim_routes). Without an owner only events with a row are delivered. A claim locks the table before it has its
--- snapshot: under the lock none is under way that may yet count for the routes before.
+-- Record that the routes or the place of a sink change, and where its shards stand, in the transaction of the change. While
+-- relays own shards, they may deliver on under the routes before, up to an id that is known after the commit (see
+-- outbox_internal.trim_routes). Without an owner only events with a row are delivered. A claim locks the table before it has
+-- its snapshot: under the lock none is under way that may yet count for the routes before.
 create or replace function outbox_internal.record_routes(sink_name text, change text) returns void
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -314,7 +308,8 @@ end
 $$;
 
 -- Write down up to which id relays may have delivered under the routes before each change that is committed: none reads what is
--- committed after it. Remove the routes that no event of the log can have been read under, and return how many.
+-- committed after it. Remove the routes that no event of the log can have been read under, and up to 1,000 exceptions of replays
+-- whose events the log no longer has; return how many.
 create or replace function outbox_internal.trim_routes() returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -322,7 +317,11 @@ as $$
 declare
     lowest constant bigint := coalesce((select min(e.id) from outbox.event e), 9223372036854775807);
     removed bigint;
+    exceptions bigint;
 begin
+    delete from outbox.replay_exception x
+     where (x.id, x.replay) in (select o.id, o.replay from outbox.replay_exception o where o.id < lowest order by o.id limit 1000);
+    get diagnostics exceptions = row_count;
     update outbox.sink_route r
        set upto_id = coalesce(pg_sequence_last_value('outbox.event_id_seq'), 0)
      where r.upto_id is null;
@@ -331,12 +330,12 @@ begin
               from outbox.sink_route o) n
      where n.sink = r.sink and n.seq = r.seq and n.until_id < lowest;
     get diagnostics removed = row_count;
-    return removed;
+    return removed + exceptions;
 end
 $$;
 
 -- Remove marks of discarded events whose ids are below those of the log, looking at the first `most` (1,000; at most 10,000)
--- of each sink, and return how many were removed. Cancelled events have such marks too, so there may be as many as events.
+-- of each sink, and return how many were removed.
 -- A mark stays for a week, since a dead letter may have been discarded long after its event had left the log, and
 -- outbox.why says by whom.
 create or replace function outbox_internal.trim_discarded(most integer) returns bigint
@@ -365,4 +364,3 @@ begin
     return removed;
 end
 $$;
-

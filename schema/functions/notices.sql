@@ -1,5 +1,6 @@
 -- Make a notice in the transaction of what it tells, unless one of its cause was made within the hour; return whether it was
--- made. It never fails that transaction: an error becomes a warning, and no further notice is tried in the transaction.
+-- made. A notice with a later time than now does not count: the clock has gone back. It never fails that transaction: an error
+-- becomes a warning, and no further notice is tried in the transaction.
 --
 -- The short lock_timeout ends waits for another transaction that makes the same notice, before they become deadlocks.
 create or replace function outbox_internal.make_notice(notice_type text, subject text, notice_cause text, details jsonb) returns boolean
@@ -15,7 +16,10 @@ declare
     key constant text := nullif(subject, '');
     made boolean;
 begin
-    if current_setting('outbox.notices_failed', true) = 'on' then
+    if current_setting('outbox.notices_failed', true) = 'on'
+       or exists (select from outbox.notice n
+                   where n.type = notice_type and n.sink = subject and n.cause = notice_cause
+                     and n.at > made_at - interval '1 hour' and n.at < made_at + interval '1 minute') then
         return false;
     end if;
     begin
@@ -43,17 +47,6 @@ begin
             return false;
     end;
 end
-$$;
-
--- Return whether a notice may be made now. One with a later time than now does not count: the clock has gone back.
-create or replace function outbox_internal.notice_due(notice_type text, subject text, notice_cause text) returns boolean
-language sql volatile
-set search_path = pg_catalog, pg_temp
-as $$
-    select not exists (
-        select from outbox.notice n
-         where n.type = notice_type and n.sink = subject and n.cause = notice_cause
-           and n.at > clock_timestamp() - interval '1 hour' and n.at < clock_timestamp() + interval '1 minute')
 $$;
 
 -- The sink that receives notices, or null: then none is made.
@@ -118,9 +111,9 @@ begin
       from outbox.notice n
      where n.sink = subject and n.cause = state_cause and n.type in (bad_type, good_type);
     told := coalesce(bad_at > coalesce(good_at, '-infinity'), false);
-    if bad and not told and outbox_internal.notice_due(bad_type, subject, state_cause) then
+    if bad and not told then
         perform outbox_internal.make_notice(bad_type, subject, state_cause, jsonb_build_object('sink', subject) || details);
-    elsif not bad and told and outbox_internal.notice_due(good_type, subject, state_cause) then
+    elsif not bad and told then
         perform outbox_internal.make_notice(good_type, subject, state_cause, jsonb_build_object(
             'sink', subject, 'from', state_cause, 'since', date_trunc('second', bad_at),
             'seconds', round(extract(epoch from clock_timestamp() - bad_at)), 'actor', details -> 'actor'));
@@ -128,7 +121,8 @@ begin
 end
 $$;
 
--- Make the notice of dead letters of a sink. `count` are those of this class that died since the last notice of it, in the
+-- Make the notice of dead letters of a sink and class: the code of the last attempt, its status, or `refused`, which has no text
+-- of a destination. `count` are those of this class that died since the last notice of it, in the
 -- last hour if there is none; `dead` are all of the sink. Both are counted in the newest thousand dead rows.
 create or replace function outbox_internal.notify_dead() returns trigger
 language plpgsql volatile security definer
@@ -143,6 +137,7 @@ declare
     receiver constant text := outbox_internal.notify_sink();
     target text;
     class text;
+    told_at timestamptz;
     counted_since timestamptz;
     counted record;
 begin
@@ -150,16 +145,17 @@ begin
         return null;
     end if;
     target := outbox_internal.sink_of(new.sink);
-    class := outbox_internal.error_class(new.last_attempt, new.last_status);
-    if target = receiver or not outbox_internal.notice_due('outbox.dead', target, class) then
+    class := coalesce(substring(new.last_attempt ->> 'code' from '^[A-Za-z0-9_]{1,60}$'), 'status ' || new.last_status, 'refused');
+    told_at := (select n.at from outbox.notice n where n.type = 'outbox.dead' and n.sink = target and n.cause = class);
+    if target = receiver or told_at > clock_timestamp() - interval '1 hour' and told_at < clock_timestamp() + interval '1 minute' then
         return null;
     end if;
-    counted_since := coalesce((select n.at from outbox.notice n
-                                where n.type = 'outbox.dead' and n.sink = target and n.cause = class),
-                              clock_timestamp() - interval '1 hour');
+    counted_since := coalesce(told_at, clock_timestamp() - interval '1 hour');
     select count(*) as dead,
-           count(*) filter (where d.since >= counted_since
-                              and outbox_internal.error_class(d.last_attempt, d.last_status) = class) as recent
+           count(*) filter (
+               where d.since >= counted_since
+                 and coalesce(substring(d.last_attempt ->> 'code' from '^[A-Za-z0-9_]{1,60}$'), 'status ' || d.last_status,
+                              'refused') = class) as recent
       into counted
       from (select o.since, o.last_attempt, o.last_status
               from outbox.delivery o

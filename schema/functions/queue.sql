@@ -10,11 +10,7 @@
 create or replace function outbox_internal.claim_queued(
     sink_name text, owner_id uuid, lease_id uuid, lease_for double precision, most_rows integer, most_bytes bigint,
     most_payload bigint, fair boolean, after_tenant text
-) returns table (
-    id bigint, shard smallint, uid text, type text, key text, payload bytea, content_type text, headers text,
-    deliver_at timestamptz, created_at timestamptz, ordered boolean, attempts integer, claims integer, fault text,
-    place integer, tenant text, tried boolean
-)
+) returns setof outbox_internal.claimed_row
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set jit = off
@@ -28,18 +24,13 @@ set enable_mergejoin = off
 as $$
 #variable_conflict use_column
 declare
-    first_time constant timestamptz := '0001-01-01 00:00:00+00';
-    last_time constant timestamptz := '9999-01-01 00:00:00+00';
     most_tenants constant integer := 2000;
     most_passed constant integer := 2000;
     ceiling constant bigint := least(most_payload, outbox_internal.payload_ceiling());
-    counted constant integer := case when outbox_internal.known_down(sink_name) then 0 else 1 end;
     due constant bigint[] := outbox_internal.due_rows(sink_name, least(most_rows, 200));
     met bigint[];
     early bigint[];
     chosen bigint[];
-    ids bigint[];
-    places integer[];
     tenants text[] := '{}';
     walk_end text := after_tenant;
     wrapped boolean := after_tenant is null;
@@ -106,8 +97,8 @@ begin
     if chosen = '{}' then
         if fair or not finished or passed > 0 then
             return query select 0::bigint, -1::smallint, ''::text, ''::text, null::text, null::bytea, ''::text, null::text,
-                                null::timestamptz, first_time, false, 0, 0, null::text,
-                                case when finished and passed = 0 then 0 else 1 end, walk_end, false;
+                                null::timestamptz, now(), false, 0, 0, null::text, null::double precision, false,
+                                case when finished and passed = 0 then 0 else 1 end, walk_end;
         end if;
         return;
     end if;
@@ -116,9 +107,8 @@ begin
             select b.id, b.place, sum(b.bytes) over (order by b.place) - b.bytes as before
               from (
                 select d.id, n.place,
-                       case when octet_length(d.payload) > ceiling then 0 else coalesce(octet_length(d.payload), 0) end
-                       + coalesce(octet_length(d.key), 0)
-                       + case when d.headers is null then 0 else octet_length(d.headers::text) end as bytes
+                       outbox_internal.bytes_of(case when octet_length(d.payload) <= ceiling then d.payload end, d.key,
+                                                d.headers::text) as bytes
                   from unnest(chosen) with ordinality n (id, place)
                  cross join lateral (  -- offset 0: a plan that was made for a row or two would go through the whole sink
                     select l.id, l.payload, l.key, l.headers from outbox.delivery l
@@ -137,29 +127,8 @@ begin
                                where d.sink = sink_name and d.id = chosen[least(cardinality(chosen), cardinality(tenants))]),
                              walk_end);
     end if;
-    -- For the same reason, the places are not joined to the change: a binary search finds each.
-    select array_agg(n.id order by n.id), array_agg(n.place::integer order by n.id) into ids, places
-      from unnest(chosen) with ordinality n (id, place);
-    return query
-    update outbox.delivery d
-       set owner = owner_id, lease = lease_id, lease_until = clock_timestamp() + lease_for * interval '1 second',
-           claims = least(d.claims::bigint + counted, 2147483647)::integer
-     where d.sink = sink_name and d.id = any (ids)
-    returning d.id, d.shard, d.uid::text, d.type, d.key,
-              case when octet_length(d.payload) <= ceiling
-                     and (d.deliver_at is null or d.deliver_at >= first_time and d.deliver_at < last_time)
-                   then d.payload end,
-              d.content_type, d.headers::text,
-              case when d.deliver_at >= first_time and d.deliver_at < last_time then d.deliver_at end,
-              greatest(first_time, least(d.created_at, last_time - interval '1 second')),
-              d.ordered, d.attempts, d.claims,
-              case when d.deliver_at < first_time or d.deliver_at >= last_time
-                   then 'deliver_at lies outside the years 1 to 9998'
-                   when d.payload is null then 'payload is null'
-                   when octet_length(d.payload) > ceiling
-                   then format('payload has %s bytes, more than the ceiling of %s', octet_length(d.payload), ceiling)
-              end,
-              places[width_bucket(d.id, ids)], case when fair then walk_end end, d.last_attempt_at is not null;
+    return query select * from outbox_internal.take_rows(sink_name, chosen, owner_id, lease_id, lease_for, ceiling,
+                                                         case when fair then walk_end end);
 end
 $$;
 
@@ -305,9 +274,9 @@ begin
 end
 $$;
 
--- Make rows of the next events of a window, in id order, and move the positions of their shards with them. The read is that
--- of outbox_internal.read_rest, or with `late` of outbox_internal.read_late; payloads stay in the database. `shards` are owned by `owner_id` at
--- `epochs`. Otherwise nothing is written, and `mine` is false.
+-- Make rows of the next events of a window, in id order, and move the positions of their shards with them. The read is that of
+-- outbox_internal.read_rest, or with `late` of outbox_internal.read_late; payloads stay in the database. `shards` are owned by
+-- `owner_id` at `epochs`. Otherwise nothing is written, and `mine` is false.
 --
 -- `upto` is the last id that was read, null if the read was complete. The position is then that of `end_…`, otherwise the one
 -- in the same window behind `upto`. `passed` are the shards whose positions were written; those of shards without an event
@@ -356,28 +325,21 @@ begin
     passed := '{}';
     parked := 0;
     dead := 0;
-    if late then
-        select array_agg(r.id order by r.id) filter (where r.shard >= 0), array_agg(distinct r.shard) filter (where r.shard >= 0),
-               array_agg(r.id order by r.id) filter (where r.fault is not null),
-               array_agg(r.fault order by r.id) filter (where r.fault is not null),
-               min(r.created_at) filter (where r.shard >= 0), max(r.created_at) filter (where r.shard >= 0),
-               max(r.id) filter (where r.shard < 0),
-               sum(coalesce(octet_length(r.payload), 0) + coalesce(octet_length(r.key), 0)
-                   + coalesce(octet_length(r.headers), 0))
-          into ids, passed, fault_ids, faults, earliest, latest, scan_end, bytes
-          from outbox_internal.read_late(shards, types, a_snapshot, a_next, b_snapshot, after_id, upto_id, most_rows, most_bytes,
-                                most_payload) r;
-    else
-        select array_agg(r.id order by r.id), array_agg(distinct r.shard),
-               array_agg(r.id order by r.id) filter (where r.fault is not null),
-               array_agg(r.fault order by r.id) filter (where r.fault is not null),
-               min(r.created_at), max(r.created_at), null,
-               sum(coalesce(octet_length(r.payload), 0) + coalesce(octet_length(r.key), 0)
-                   + coalesce(octet_length(r.headers), 0))
-          into ids, passed, fault_ids, faults, earliest, latest, scan_end, bytes
-          from outbox_internal.read_rest(shards, types, a_snapshot, b_snapshot, after_id, upto_id, most_rows, most_bytes,
-                                most_payload) r;
-    end if;
+    select array_agg(r.id order by r.id) filter (where r.shard >= 0), array_agg(distinct r.shard) filter (where r.shard >= 0),
+           array_agg(r.id order by r.id) filter (where r.fault is not null),
+           array_agg(r.fault order by r.id) filter (where r.fault is not null),
+           min(r.created_at) filter (where r.shard >= 0), max(r.created_at) filter (where r.shard >= 0),
+           max(r.id) filter (where r.shard < 0), sum(outbox_internal.bytes_of(r.payload, r.key, r.headers))
+      into ids, passed, fault_ids, faults, earliest, latest, scan_end, bytes
+      from (
+        select l.* from outbox_internal.read_late(shards, types, a_snapshot, a_next, b_snapshot, after_id, upto_id, most_rows,
+                                                  most_bytes, most_payload) l
+         where late
+        union all
+        select l.* from outbox_internal.read_rest(shards, types, a_snapshot, b_snapshot, after_id, upto_id, most_rows, most_bytes,
+                                                  most_payload) l
+         where not late
+      ) r;
     upto := scan_end;
     if ids is null then
         passed := '{}';
@@ -467,23 +429,3 @@ begin
       from unnest(shards, epochs) f (shard, epoch) where f.shard = any (passed);
 end
 $$;
-
--- True if a sink may get another `claim`: no relay serves it, and none of its rows is to be delivered. Rows of the one kind have
--- no place in the queue of the other. With the shards locked, so that no settlement that makes rows is under way, and none of
--- a relay whose lease lapsed comes later.
-create or replace function outbox_internal.may_change_claim(sink_name text) returns boolean
-language plpgsql volatile
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    perform from outbox.shard s where s.sink = sink_name order by s.shard for update;
-    if exists (select from outbox.shard s where s.sink = sink_name and s.owner is not null and s.lease_until > clock_timestamp())
-       or exists (select from outbox.delivery d where d.sink = sink_name and d.state = 'waiting')
-       or exists (select from outbox.delivery d where d.sink = sink_name and d.state = 'held') then
-        return false;
-    end if;
-    update outbox.shard s set owner = null, epoch = s.epoch + 1 where s.sink = sink_name and s.owner is not null;
-    return true;
-end
-$$;
-

@@ -45,7 +45,7 @@ end
 $$;
 
 -- A tick, and the window that ends at it if it has at most `most_ids` ids. Without a tick A (null) the tick comes alone. The
--- rest of a window is read by outbox_internal.read_small if `most_size` is not null.
+-- rest of a window is read as far as its events are small if `most_size` is not null.
 create or replace function outbox_internal.look_small(
     a_seq bigint, a pg_snapshot, a_next bigint, floor_id bigint, shards smallint[], types text[],
     most_ids bigint, most_rows integer, most_bytes bigint, most_payload bigint, most_size integer, known text
@@ -104,19 +104,10 @@ begin
             return;
         end if;
     end if;
-    if most_size is not null then
-        return query
-        select null::bigint, null::text, null::bigint, null::text, null::timestamptz, null::bigint, true,
-               s.*
-          from outbox_internal.read_small(
-            shards, types, a, b, a_seq, 9223372036854775807, rows_limit, most_size, most_payload
-          ) s;
-        return;
-    end if;
     return query
     select null::bigint, null::text, null::bigint, null::text, null::timestamptz, null::bigint, true, r.*
       from outbox_internal.read_rest(
-        shards, types, a, b, a_seq, 9223372036854775807, rows_limit, bytes_limit, most_payload
+        shards, types, a, b, a_seq, 9223372036854775807, rows_limit, bytes_limit, most_payload, most_size
       ) r;
 end
 $$;
@@ -158,11 +149,15 @@ return coalesce(octet_length(payload), 0) + coalesce(octet_length(key), 0) + coa
 -- value it finds the latecomers, id by id: for those that lie close together. Erased events are left out, and so are reserved
 -- types unless they are asked for. The read ends with the event that reaches `most_bytes`.
 --
+-- With `most_size`, it finds the next events if they are small: none of them with more than this many bytes of payload, or twice
+-- as many of headers. So their bytes are bounded without a running sum, which takes a third of the time. An event that is larger,
+-- or that has a fault, comes with the fault `unread`.
+--
 -- Reads are not bounded by `created_at`, which would spare them most partitions: a clock may step back by more than any bound
 -- and forth again between two ticks, while no relay runs, and nothing would tell which events were emitted meanwhile.
 create or replace function outbox_internal.read_rest(
     shards smallint[], types text[], a pg_snapshot, b pg_snapshot, after_id bigint, upto_id bigint,
-    most_rows integer, most_bytes bigint, most_payload bigint default null
+    most_rows integer, most_bytes bigint, most_payload bigint default null, most_size integer default null
 ) returns setof outbox_internal.read_event
 language plpgsql stable rows 1000
 set search_path = pg_catalog, pg_temp
@@ -178,6 +173,23 @@ declare
     ceiling constant bigint := least(most_payload, outbox_internal.payload_ceiling());
     notices constant boolean := coalesce('outbox.%' = any (types), false);
 begin
+    if most_size is not null then
+        return query
+        select r.*, null::bigint
+          from (
+            select l.*
+              from outbox.event l
+             where l.id > after_id and l.id <= upto_id and l.shard = any (shards)
+               and (types is null or l.type like any (types)) and (notices or l.type not like 'outbox.%')
+               and not outbox_internal.is_erased(l.content_type, l.payload)
+               and pg_visible_in_snapshot(l.xid, b) and not pg_visible_in_snapshot(l.xid, a)
+             order by l.id
+             limit greatest(most_rows, 0)
+          ) e
+         cross join lateral outbox_internal.readable(e, least(ceiling, most_size), most_size) r
+         order by r.id;
+        return;
+    end if;
     return query
     select w.*
       from (
@@ -346,44 +358,6 @@ begin
 end
 $$;
 
--- The next events of a window, as outbox_internal.read_rest finds them, if they are small: at most `most_rows`, none of them with
--- more than `most_size` bytes of payload, or twice as many of headers. So their bytes are bounded without a running sum, which takes a third
--- of the time of outbox_internal.read_rest. An event that is larger, or that has a fault, comes with the fault `unread`.
-create or replace function outbox_internal.read_small(
-    shards smallint[], types text[], a pg_snapshot, b pg_snapshot, after_id bigint, upto_id bigint,
-    most_rows integer, most_size integer, most_payload bigint
-) returns setof outbox_internal.read_event
-language plpgsql stable rows 1000
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_sort = off
-set enable_incremental_sort = off
-set enable_bitmapscan = off
-set enable_seqscan = off
-set jit = off
-as $$
-#variable_conflict use_column
-declare
-    ceiling constant bigint := least(most_payload, outbox_internal.payload_ceiling());
-    notices constant boolean := coalesce('outbox.%' = any (types), false);
-begin
-    return query
-    select r.*, null::bigint
-      from (
-        select l.*
-          from outbox.event l
-         where l.id > after_id and l.id <= upto_id and l.shard = any (shards)
-           and (types is null or l.type like any (types)) and (notices or l.type not like 'outbox.%')
-           and not outbox_internal.is_erased(l.content_type, l.payload)
-           and pg_visible_in_snapshot(l.xid, b) and not pg_visible_in_snapshot(l.xid, a)
-         order by l.id
-         limit greatest(most_rows, 0)
-      ) e
-     cross join lateral outbox_internal.readable(e, least(ceiling, most_size), most_size) r
-     order by r.id;
-end
-$$;
-
 -- True on the server with this incarnation, an error (OR001) on any other. For statements that speak of ticks, or of
 -- what was decided from what a server said: another one may have given out the same ids and transaction numbers for
 -- other events, and a pooler may have sent the statement there without a word. Nothing is asked for null.
@@ -485,4 +459,3 @@ as $$
       ) l on true
      group by u.shards
 $$;
-

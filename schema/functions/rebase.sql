@@ -25,10 +25,7 @@ declare
     outranked bigint;
     fence bigint;
 begin
-    if current_setting('transaction_isolation') <> 'read committed' then
-        raise exception 'outbox.rebase must see what is committed before it has its locks'
-            using errcode = 'invalid_transaction_state', hint = 'Run it in a transaction that is READ COMMITTED.';
-    end if;
+    perform outbox_internal.begin_action('outbox.rebase');
     select string_agg(format('%s (seen %s s ago)', r.name, round(extract(epoch from clock_timestamp() - r.seen_at))),
                       ', ' order by r.name)
       into alive
@@ -54,7 +51,28 @@ begin
         (here = (select m.system_identifier from outbox.meta m)) is not true
         and exists (select from outbox.event e group by e.id having count(*) > 1)
     ) then
-        new_floor := highest + outbox_internal.renumber(given_out, highest);
+        -- Uids have the old ids, so outbox.uid gets the new ones, and marks of discarded events follow.
+        with moved as (
+            update outbox.event e
+               set id = highest + n.place
+              from (
+                select l.tableoid as part, l.ctid as row_id, l.id as old_id,
+                       row_number() over (order by l.id, l.created_at) as place
+                  from outbox.event l
+                 where l.id <= given_out
+                   and ((l.xmin::text::bigint - (l.xid::text::bigint & 4294967295)) & 4294967295) < 2147483648
+              ) n
+             where e.tableoid = n.part and e.ctid = n.row_id
+            returning e.uid, n.old_id, e.id
+        ),
+        marks as (
+            update outbox.discarded m set id = v.id from moved v where m.uid = v.uid and m.id = v.old_id
+        ),
+        named as (
+            insert into outbox.uid as u (uid, id) select v.uid, max(v.id) from moved v group by v.uid
+                on conflict (uid) do update set id = excluded.id
+        )
+        select highest + count(*) into new_floor from moved;
     end if;
     perform setval('outbox.event_id_seq', greatest(new_floor, 1), new_floor > 0);
     oldest := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
@@ -93,37 +111,3 @@ $$;
 comment on function outbox.rebase is
     'After a restore into another cluster, while no relay runs: adapt the log to the transaction numbers of this server. '
     'Returns the id above which new events get theirs.';
-
--- Give events new ids. Their uids have the old ones, so outbox.uid gets the new ones, and marks of discarded events follow.
-create or replace function outbox_internal.renumber(upto_id bigint, highest bigint) returns bigint
-language plpgsql volatile
-set search_path = pg_catalog, pg_temp
-as $$
-declare
-    renumbered bigint;
-begin
-    with moved as (
-        update outbox.event e
-           set id = highest + n.place
-          from (
-            select l.tableoid as part, l.ctid as row_id, l.id as old_id,
-                   row_number() over (order by l.id, l.created_at) as place
-              from outbox.event l
-             where l.id <= upto_id
-               and ((l.xmin::text::bigint - (l.xid::text::bigint & 4294967295)) & 4294967295) < 2147483648
-          ) n
-         where e.tableoid = n.part and e.ctid = n.row_id
-        returning e.uid, n.old_id, e.id
-    ),
-    marks as (
-        update outbox.discarded m set id = v.id from moved v where m.uid = v.uid and m.id = v.old_id
-    ),
-    named as (
-        insert into outbox.uid as u (uid, id) select v.uid, max(v.id) from moved v group by v.uid
-            on conflict (uid) do update set id = excluded.id
-    )
-    select count(*) into renumbered from moved;
-    return renumbered;
-end
-$$;
-

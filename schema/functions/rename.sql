@@ -19,9 +19,12 @@ declare
     known outbox.former_sink;
     named_since timestamptz;
 begin
-    perform outbox_internal.end_when_idle();
-    perform outbox_internal.require_read_committed('outbox.rename_sink');
-    perform outbox_internal.check_sink_name(new_name);
+    perform outbox_internal.begin_action('outbox.rename_sink');
+    if (new_name ~ '^[a-z][a-z0-9_]{0,39}$' and strpos(new_name, '__') = 0) is not true then
+        raise exception using errcode = 'invalid_parameter_value',
+            message = format('%s cannot be the name of a sink: it is 1 to 40 of a-z, 0-9 and _, begins with a letter and '
+                             'holds no __', coalesce(quote_literal(left(new_name, 60)), 'null'));
+    end if;
     if new_name = sink_name then
         raise exception using errcode = 'invalid_parameter_value', message = 'the new name equals the current name';
     end if;
@@ -103,7 +106,6 @@ $$;
 comment on function outbox.rename_sink is
     'Give a sink another name, with its positions and deliveries, and return the number of deliveries that were moved. '
     'Recorded in outbox.audit.';
-
 
 -- Give up to `most` dead letters of a replay to its target, and return how many there were: only those that the replay's
 -- position has passed, so that none is read again, and the target's, which would take such a row for one of its own first

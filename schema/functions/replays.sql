@@ -1,8 +1,7 @@
 -- Start a replay and return its number. The counter of configurations is raised, by which a day that was checked before is
 -- checked again before it is emptied.
 create or replace function outbox.start_replay(
-    filter jsonb, to_sink text, rate integer, tick_seq bigint, tick_snapshot pg_snapshot, tick_next bigint,
-    tick_incarnation text, tick_generations bigint, actor text, reason text, out id bigint, out paused boolean
+    filter jsonb, to_sink text, rate integer, actor text, reason text, out id bigint, out paused boolean
 )
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -11,20 +10,21 @@ as $$
 #variable_conflict use_variable
 declare
     most constant integer := 100;
+    tick record;
     r outbox.replay;
     fence bigint;
 begin
-    perform outbox_internal.end_when_idle();
-    perform outbox_internal.require_read_committed('outbox.start_replay');
+    perform outbox_internal.begin_action('outbox.start_replay');
     if rate not between 1 and 1000000 then
         raise exception using errcode = 'invalid_parameter_value',
             message = format('rate must be 1 to 1000000 events per second, not %s', rate);
     end if;
     lock table outbox.event in access share mode;  -- before the sinks, as outbox.rebase locks them
-    r := outbox_internal.plan_replay(filter, to_sink, tick_seq, tick_snapshot, tick_next);
+    tick := outbox_internal.tick();
+    r := outbox_internal.plan_replay(filter, to_sink, tick.seq, tick.snapshot, tick.next_xid);
     lock table outbox.sink in share row exclusive mode;
     perform outbox_internal.require_sink(r.sink), outbox_internal.require_sink(r.target);
-    perform outbox_internal.check_action_tick(tick_seq, tick_snapshot, tick_next, tick_incarnation, tick_generations);
+    perform outbox_internal.require_config(tick.generations);
     if (select count(*) from outbox.replay p where not p.cleared) >= most then
         raise exception using errcode = 'invalid_parameter_value',
             message = format('%s replays have not ended, and there may be no more: cancel some of them', most);
@@ -43,9 +43,6 @@ begin
     insert into outbox.shard (sink, shard, epoch) select '~' || id, n, fence from generate_series(0, 63) n;
     insert into outbox.replay_progress (replay, shards, last_ids, seen)
     select id, array(select generate_series(0, 63)), array_fill(r.from_id, array[64]), 0;
-    if rate is not null then
-        insert into outbox.replay_rate (replay, rate, tokens) values (id, rate, 0);
-    end if;
     paused := (select k.paused from outbox.sink k where k.name = r.target);
     perform outbox_internal.record_action('replay start', r.sink,
                                  filter || jsonb_strip_nulls(jsonb_build_object('replay', id, 'to', to_sink, 'rate', rate)),
@@ -55,10 +52,9 @@ $$;
 comment on function outbox.start_replay is
     'Start a replay, which delivers events of the log again to one sink, and return its number. Recorded in outbox.audit.';
 
--- Plan a replay: `filter` is that of outbox_internal.read_filter with sink, type, key, since, until and uids. With `to_sink` it goes
--- to that sink. The tick was taken before, in a transaction of its own: places are looked up after it, so an event with a
--- lower id that is committed between the two is none of the replay's.
--- To another sink, notices are replayed only if that one receives them.
+-- Plan a replay: `filter` is that of outbox_internal.read_filter with sink, type, key, since, until and uids. With `to_sink` it
+-- goes to that sink. The tick was taken before: places are looked up after it, so an event with a lower id that is committed
+-- between the two is none of the replay's. To another sink, notices are replayed only if that one receives them.
 create or replace function outbox_internal.plan_replay(
     filter jsonb, to_sink text, tick_seq bigint, tick_snapshot pg_snapshot, tick_next bigint
 ) returns outbox.replay
@@ -66,7 +62,6 @@ language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    at constant timestamptz := clock_timestamp();
     f outbox.delivery_filter;
     r outbox.replay;
     newest bigint;
@@ -82,17 +77,13 @@ begin
             message = format('the filter of a replay has no field "%s"; it has: %s', left(wrong, 60),
                              'sink, type, key, tenant, since, until, uids');
     end if;
-    f := outbox_internal.read_filter(filter, at);
+    f := outbox_internal.read_filter(filter, clock_timestamp());
     if f.sink is null then
         raise exception using errcode = 'invalid_parameter_value', message = 'a replay needs a sink';
     end if;
     if f.since is null and f.key is null and f.uids is null then
         raise exception using errcode = 'invalid_parameter_value',
             message = 'a replay needs since, key or uids: to deliver everything again, seek the sink to the beginning';
-    end if;
-    if f.until > at then
-        raise exception using errcode = 'invalid_parameter_value',
-            message = format('until lies in the future: it is %s, and the database''s clock says %s', f.until, at);
     end if;
     if to_sink is not null then
         perform outbox_internal.require_sink(to_sink);
@@ -145,8 +136,7 @@ $$;
 -- `most` and for some seconds; the uids that the log does not have; the oldest event that it has, if the range has no
 -- beginning; and whether the target is paused, and how many live relays serve it.
 create or replace function outbox.preview_replay(
-    filter jsonb, to_sink text, tick_seq bigint, tick_snapshot pg_snapshot, tick_next bigint, most integer,
-    most_seconds double precision, alive_seconds double precision,
+    filter jsonb, to_sink text, most integer, most_seconds double precision, alive_seconds double precision,
     out matched bigint, out exact boolean, out unknown text[], out oldest timestamptz, out paused boolean,
     out relays integer
 )
@@ -155,12 +145,14 @@ set search_path = pg_catalog, pg_temp
 set lock_timeout = '3s'
 as $$
 declare
+    tick record;
     r outbox.replay;
     limited constant integer := least(greatest(coalesce(most, 10000), 0), 100000);
     counted record;
 begin
     lock table outbox.event in access share mode;
-    r := outbox_internal.plan_replay(filter, to_sink, tick_seq, tick_snapshot, tick_next);
+    tick := outbox_internal.tick();
+    r := outbox_internal.plan_replay(filter, to_sink, tick.seq, tick.snapshot, tick.next_xid);
     select * into counted from outbox_internal.count_matches(r, r.from_id, limited, least(greatest(coalesce(most_seconds, 5), 0), 60));
     matched := least(counted.events, limited);
     exact := counted.events <= limited and counted.upto >= r.upto_id;
@@ -244,9 +236,8 @@ set search_path = pg_catalog, pg_temp
 as $$
     select r.id, r.sink, r.target, r.redirected, r.state, r.type_pattern, r.key, outbox_internal.loadable_time(r.since),
            outbox_internal.loadable_time(r.until), cardinality(r.uids), r.rate,
-           greatest(r.counted, n.delivered + n.failed + coalesce(b.passed_by, 0)),
-           r.counted_upto >= r.upto_id, n.delivered, n.failed, n.waiting, r.dropped,
-           coalesce(b.passed_by, case when r.state = 'done' then greatest(r.counted - n.delivered - n.failed, 0) end),
+           greatest(r.counted, n.delivered + n.failed + b.passed_by),
+           r.counted_upto >= r.upto_id, n.delivered, n.failed, n.waiting, r.dropped, b.passed_by,
            r.created_at, r.ended_at, r.actor, r.role_name, r.reason,
            (select k.paused from outbox.sink k where k.name = r.target),
            (select count(*)::integer from outbox.relay w
@@ -273,7 +264,7 @@ $$;
 comment on function outbox.replays is
     'The replays and how far they have come, newest first; with `unfinished` those that run or are paused.';
 
--- As outbox.read_replay, with the events that the replay passes by: these have an empty uid and type, and the reason as
+-- The next events of a replay, with those that it passes by: these have an empty uid and type, and the reason as
 -- their fault. Both are judged in the snapshot of the read and count for its limit, so an event up to the last one is in one
 -- of the two parts, or the filter does not mean it. The parts come one after the other, each in id order.
 -- The offset is legal even if nothing was returned: a plan may look at it first.
@@ -437,11 +428,11 @@ create or replace function outbox_internal.spend_replay(replay_id bigint, spent 
 language sql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
-    update outbox.replay_rate r
+    update outbox.replay r
        set tokens = least(greatest(r.rate, 1), r.tokens
-                              + r.rate * greatest(0, extract(epoch from clock_timestamp() - r.at)::double precision)) - spent,
-           at = clock_timestamp()
-     where r.replay = replay_id
+                              + r.rate * greatest(0, extract(epoch from clock_timestamp() - r.tokens_at)::double precision)) - spent,
+           tokens_at = clock_timestamp()
+     where r.id = replay_id and r.rate is not null and not r.cleared
     returning r.tokens
 $$;
 
@@ -513,24 +504,9 @@ begin
     )
     insert into outbox.replay_progress (replay, shards, last_ids, seen, passed_by)
     select replay_id, array_agg(l.shard order by l.shard), array_agg(l.last_id order by l.shard),
-           (select sum(g.seen) from gone g),
-           (select case when count(*) = count(g.passed_by) then sum(g.passed_by) end from gone g)
+           (select sum(g.seen) from gone g), (select sum(g.passed_by) from gone g)
       from places l;
 end
-$$;
-
--- Remove exceptions of events that the log no longer has, a thousand at most, and return how many.
-create or replace function outbox_internal.trim_replay_exceptions() returns bigint
-language sql volatile security definer
-set search_path = pg_catalog, pg_temp
-as $$
-    with gone as (
-        delete from outbox.replay_exception x
-         where (x.id, x.replay) in (select o.id, o.replay from outbox.replay_exception o
-                                     where o.id < (select min(e.id) from outbox.event e) order by o.id limit 1000)
-        returning 1
-    )
-    select count(*) from gone
 $$;
 
 -- Delete what a replay that has ended leaves, once no relay owns a shard of it: its other rows, which were not delivered,
@@ -558,7 +534,6 @@ begin
      where p.id = r.id;
     delete from outbox.shard s where s.sink = name;
     delete from outbox.replay_progress g where g.replay = r.id;
-    delete from outbox.replay_rate g where g.replay = r.id;
 end
 $$;
 
@@ -572,8 +547,8 @@ as $$
            - r.failed - r.dropped - outbox_internal.replay_rows(r.id)
 $$;
 
--- The replays that keep a partition of the log, as outbox_internal.retention_blockers has it: those that may still read an event of it.
--- Each with its start, since when it keeps the partition.
+-- The replays that keep a partition of the log, as outbox_internal.retention_blockers has it: those that may still read an
+-- event of it. Each with its start, since when it keeps the partition.
 create or replace function outbox_internal.replay_keepers(part regclass, before timestamptz) returns jsonb
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
@@ -613,8 +588,8 @@ $$;
 -- The outcome of an event that a replay means. `settled` is true if the destination has received it: by the replay, or as
 -- a dead letter that was given to the target, once the target has neither a row nor a mark of it.
 --
--- The first that holds: an exception · a row that the position has passed · not passed by the position · delivered, if every
--- settlement came with the events that it passed by · by its recorded attempt, the target's row or the counts, if not.
+-- The first that holds: an exception · a row that the position has passed · not passed by the position · delivered, if it was
+-- settled since the last rebase · by its recorded attempt, the target's row or the counts, if not.
 create or replace function outbox_internal.replay_outcome(
     r outbox.replay, event_id bigint, event_shard smallint, event_uid uuid,
     out outcome text, out reason text, out settled boolean
@@ -638,8 +613,7 @@ as $$
                     when f.exception is not null then f.exception
                     when f.covered and f.row_state = 'dead' then 'failed'
                     when f.row_state is not null or not f.covered then case when f.cancelled then 'cancelled' else 'pending' end
-                    when f.covered and event_id > coalesce(r.unknown_upto[event_shard + 1], 0)
-                         and outbox_internal.replay_passed_by(r) is not null then 'delivered'
+                    when f.covered and event_id > coalesce(r.unknown_upto[event_shard + 1], 0) then 'delivered'
                     when exists (select from outbox.attempt a
                                   where a.uid = event_uid and a.id = event_id and a.outcome = 'delivered'
                                     and a.detail ->> 'replay' = r.id::text) then 'delivered'
@@ -686,14 +660,13 @@ as $$
      group by n.target
 $$;
 
--- The number of events that a replay has passed by; null if an earlier version settled some of its events.
+-- The number of events that a replay has passed by.
 create or replace function outbox_internal.replay_passed_by(r outbox.replay) returns bigint
 language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
     select case when r.cleared then r.passed_by
-                else (select case when count(*) = count(p.passed_by) then sum(p.passed_by) end
-                        from outbox.replay_progress p where p.replay = r.id)::bigint end
+                else (select coalesce(sum(p.passed_by), 0) from outbox.replay_progress p where p.replay = r.id)::bigint end
 $$;
 
 -- The last id that is settled of each shard of a replay.
@@ -774,7 +747,8 @@ as $$
        and not exists (select from outbox.delivery d where d.sink = '~' || r.id)
 $$;
 
--- An id behind all events that were emitted before a time, with the margin of outbox_internal.first_id_since; null if there is none.
+-- An id behind all events that were emitted before a time, with the margin of outbox_internal.first_id_since; null if there is
+-- none.
 create or replace function outbox_internal.id_behind(until timestamptz) returns bigint
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp

@@ -1,7 +1,11 @@
--- Begin a pass: claim the lease for `lease_for` seconds, evaluate the policy, mark the clock. `lease` is null while another
--- process has it; each step of the pass names it. One that asks `at_once` lets a lower policy count from now on: a role
+-- Begin a pass: claim the lease for `lease_for` seconds, evaluate the policy, move the clock's mark. `lease` is null while
+-- another process has it; each step of the pass names it. One that asks `at_once` lets a lower policy count from now on: a role
 -- that was granted `operate` may, and the owner. One without `works` does no steps: that of a relay with enabled = false.
 -- `by_reason` is what a person gives as the reason, which is recorded for each day that the pass empties.
+--
+-- After a step of the clock of more than a day, ahead of its mark or without any relay, nothing is emptied for as long as the
+-- step was, at most for keep_days: then no event is emptied that has not been kept for keep_days of time that passed. Before the
+-- first pass, the newest event is the mark. A clock that comes back ends the wait.
 create or replace function outbox_internal.begin_retention(
     owner_id uuid, by_actor text, lease_for double precision, at_once boolean default false, works boolean default true,
     by_reason text default null,
@@ -16,6 +20,9 @@ declare
     here constant timestamptz := clock_timestamp();
     t outbox.retention;
     said constant text := nullif(trim(by_reason), '');
+    keep interval;
+    mark timestamptz;
+    until timestamptz;
 begin
     if owner_id is null then
         raise exception using errcode = 'invalid_parameter_value', message = 'owner_id must be a uuid, not null';
@@ -37,9 +44,14 @@ begin
         return;
     end if;
     t := outbox_internal.evaluate_retention(at_once, by_actor, said);
-    perform outbox_internal.mark_clock();
+    keep := make_interval(days => t.keep_days);
+    mark := coalesce(t.clock_mark, greatest(least((select e.created_at from outbox.event e order by e.id desc limit 1), here),
+                                            here - keep - interval '2 days'));
+    until := case when here - mark > interval '1 day' then greatest(t.hold_until, here + least(here - mark, keep))
+                  when t.hold_until <= here + keep then t.hold_until end;
     update outbox.retention r
-       set epoch = r.epoch + 1, owner = owner_id,
+       set clock_mark = here, hold_until = case when until > here then until end,
+           epoch = r.epoch + 1, owner = owner_id,
            lease = ('x' || right(replace(gen_random_uuid()::text, '-', ''), 15))::bit(60)::bigint,
            actor = outbox_internal.short_text(by_actor, 255), reason = said,
            worked_at = case when works then here else coalesce(r.worked_at, '-infinity') end,
@@ -82,8 +94,8 @@ $$;
 -- Recompute the policy from the files of the live relays. For each kind of days 0 (no limit) wins, else the largest. More
 -- is kept at once. Less is kept when all live relays have asked for that much or less for a day without a break, or
 -- `at_once`: a relay that is about to start again may have the larger value. An hour without any pass is a break. A file
--- without [retention] has a say in a new database only; there the first files count at once, lower values only while the
--- log has no event that is past them. A lower policy is recorded with `by_reason`.
+-- without [retention] asks for 30 days. The first files count at once, lower values only while the log has no event that is past
+-- them. A lower policy is recorded with `by_reason`.
 create or replace function outbox_internal.evaluate_retention(at_once boolean, by_actor text, by_reason text) returns outbox.retention
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -107,8 +119,8 @@ begin
       into w
       from (
         select r.retention is not null as stated,
-               coalesce((r.retention ->> 'keep_days')::integer, nullif(t.unset_days, 0)) as days,
-               coalesce((r.retention ->> 'keep_uids_days')::integer, nullif(t.unset_days, 0)) as uids,
+               coalesce((r.retention ->> 'keep_days')::integer, 30) as days,
+               coalesce((r.retention ->> 'keep_uids_days')::integer, 30) as uids,
                (r.retention ->> 'keep_dead_days')::integer as dead,
                coalesce((r.retention ->> 'keep_attempts_days')::integer, 14) as attempts,
                (r.retention ->> 'archive')::boolean as archive
@@ -125,7 +137,7 @@ begin
     since := case when t.clock_mark > clock_timestamp() - interval '1 hour' and not outbox_internal.asks_less(asked, t.lower_asked)
                   then t.lower_since end;
     less := outbox_internal.asks_less(asked, to_jsonb(t));
-    if less and not t.stated and t.unset_days > 0 then
+    if less and not t.stated then
         select min((asked ->> n.name)::integer), min((asked ->> n.name)::integer) filter (where n.name = 'keep_uids_days')
           into lowered, lowered_uids
           from unnest('{keep_days, keep_uids_days, keep_dead_days, keep_attempts_days}'::text[]) n (name)
@@ -158,8 +170,10 @@ begin
 end
 $$;
 
--- The policy, and each day that has events or was emptied (the newest 400 of those), as JSON. What keeps a day that is
--- past keep_days is as of the last pass, or as of now if `live`. `idle` says that no pass runs or has begun lately. `events` of a day that is not emptied is an estimate.
+-- The policy, and each day that has events or was emptied (the newest 400 of those), as JSON. What keeps a day that is past
+-- keep_days is as of the last pass, or as of now if `live`. `keep_days_of` are up to 20 live relays whose files ask for the
+-- most days of events, which decides keep_days; none if that is from an earlier time or the default of the database. `idle`
+-- says that no pass runs or has begun lately. `events` of a day that is not emptied is an estimate.
 create or replace function outbox.retention_status(live boolean default false) returns jsonb
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
@@ -202,7 +216,12 @@ begin
                'due', k.due, 'due_seconds', k.due_seconds) order by k.day, k.emptied_at), '[]')
       into days from known k;
     return jsonb_build_object(
-        'keep_days', t.keep_days, 'keep_uids_days', t.keep_uids_days, 'keep_dead_days', t.keep_dead_days,
+        'keep_days', t.keep_days,
+        'keep_days_of', array(select w.name from outbox.relay w
+                               where w.seen_at > clock_timestamp() - interval '10 minutes'
+                                 and coalesce((w.retention ->> 'keep_days')::integer, 30) = t.keep_days
+                               order by w.name limit 20),
+        'keep_uids_days', t.keep_uids_days, 'keep_dead_days', t.keep_dead_days,
         'keep_attempts_days', t.keep_attempts_days, 'archive', t.archive, 'lower_since', t.lower_since,
         'last_pass', worked,
         'idle', coalesce(worked < clock_timestamp() - interval '15 minutes', true)
@@ -212,21 +231,6 @@ end
 $$;
 comment on function outbox.retention_status is
     'The retention policy and each day of the log as JSON, with what keeps a day that is past its time.';
-
--- The live relays whose files ask for the most days of events, which decides keep_days, by name; none if keep_days is
--- from an earlier time or the default of the database. At most 20.
-create or replace function outbox_internal.keep_days_of() returns text[]
-language sql stable security definer
-set search_path = pg_catalog, pg_temp
-as $$
-    select array(
-        select w.name
-          from (select r.name, coalesce((r.retention ->> 'keep_days')::integer, nullif(t.unset_days, 0)) as days, t.keep_days
-                  from outbox.relay r cross join outbox.retention t
-                 where r.seen_at > clock_timestamp() - interval '10 minutes') w
-         where w.days = w.keep_days
-         order by w.name limit 20)
-$$;
 
 -- The transactions that hold one of these locks of a partition, as retention_blockers has it; at most five.
 create or replace function outbox_internal.day_holders(part regclass, modes text[]) returns jsonb
@@ -340,46 +344,10 @@ as $$
       from unnest('{keep_days, keep_uids_days, keep_dead_days, keep_attempts_days}'::text[]) n (name)
 $$;
 
--- Move the clock's mark. After a step of more than a day, ahead of it or without any relay, nothing is emptied for as
--- long as the step was, at most for keep_days: then no event is emptied that has not been kept for keep_days of time that
--- passed. Before the first pass, the newest event is the mark. A clock that comes back ends the wait.
-create or replace function outbox_internal.mark_clock() returns void
-language plpgsql volatile
-set search_path = pg_catalog, pg_temp
-as $$
-declare
-    here constant timestamptz := clock_timestamp();
-    t outbox.retention := (select r from outbox.retention r);
-    keep constant interval := make_interval(days => t.keep_days);
-    mark timestamptz := t.clock_mark;
-    until timestamptz := t.hold_until;
-begin
-    if mark is null then
-        select e.created_at into mark from outbox.event e order by e.id desc limit 1;
-        mark := greatest(least(coalesce(mark, here), here), here - keep - interval '2 days');
-    end if;
-    if here - mark > interval '1 day' then
-        until := greatest(until, here + least(here - mark, keep));
-    elsif until > here + keep then
-        until := null;
-    end if;
-    update outbox.retention r set clock_mark = here, hold_until = case when until > here then until end;
-end
-$$;
-
--- The days that a pass is to check, as text: not every client can load -infinity.
-create or replace function outbox_internal.due_days() returns table (day text)
-language sql stable security definer
-set search_path = pg_catalog, pg_temp
-set datestyle = 'ISO, YMD'
-as $$
-    select d.day::text from outbox_internal.past_days() d
-$$;
-
 -- The days that are past keep_days and hold events, the oldest first. A partition counts as past when its end is: its
 -- newest event is older. DEFAULT counts when it has an event that is. With `wanted`, no other day is looked at.
 create or replace function outbox_internal.past_days(wanted date default null) returns table (day date, part regclass, before timestamptz)
-language plpgsql stable
+language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_custom_plan
 set enable_seqscan = off
@@ -463,8 +431,7 @@ begin
      where d.day = check_day.day and d.emptied_at is null;
     -- The same keepers are one cause, whatever the day. If the receiver of notices keeps it alone, it is not told.
     cause := left(array_to_string(outbox_internal.blocker_names(kept_by), ', '), 500);
-    if changed and receiver is not null and cause not in ('', 'sink ' || receiver)
-       and outbox_internal.notice_due('outbox.retention.blocked', '', cause) then
+    if changed and receiver is not null and cause not in ('', 'sink ' || receiver) then
         perform outbox_internal.make_notice('outbox.retention.blocked', '', cause, jsonb_build_object(
             'day', case when day = '-infinity' then 'default' else day::text end,
             'kept_by', (select jsonb_agg(jsonb_build_object('kind', m.one -> 'kind', 'name', m.one -> 'name',
@@ -474,8 +441,8 @@ begin
 end
 $$;
 
--- Count the next `most` (at most 100,000) events of a day as outbox_internal.read_day_events reads them, without their contents: how many
--- there are, and the last of them. Fewer than `most` are the last ones.
+-- Count the next `most` (at most 100,000) events of a day as outbox_internal.read_day_events reads them, without their
+-- contents: how many there are, and the last of them. Fewer than `most` are the last ones.
 create or replace function outbox_internal.count_day(
     day date, lease bigint, after_id bigint, after_uid uuid, most integer,
     out events bigint, out last_id bigint, out last_uid uuid
@@ -559,7 +526,7 @@ declare
     began timestamptz;
     removed bigint;
 begin
-    perform outbox_internal.require_read_committed('outbox_internal.empty_day');
+    perform outbox_internal.begin_action('outbox_internal.empty_day');
     if transaction_timestamp() <> statement_timestamp() then
         raise exception 'outbox_internal.empty_day must be a transaction of its own, which ends at once'
             using errcode = 'invalid_transaction_state';
@@ -728,7 +695,7 @@ $$;
 -- each with a mark. Rows whose events would be read again (see outbox_internal.discard_rows) are left for the next lap. `removed`
 -- counts; `left_over` says that the lap is not over. A lap is one row of the audit, once something was discarded.
 --
--- Shards are locked before the positions are read, as in outbox.discard_deliveries: call it in a transaction of its own.
+-- Shards are locked, as in outbox.discard_deliveries: call it in a transaction of its own.
 create or replace function outbox_internal.discard_expired(lease bigint, most integer, out removed integer, out left_over boolean)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -742,11 +709,9 @@ declare
     cutoff timestamptz;
     looked_at bigint[];
     sinks text[];
-    free_ids bigint[];
-    free_sinks text[];
     reason_text text;
 begin
-    perform outbox_internal.require_read_committed('outbox_internal.discard_expired'), outbox_internal.end_when_idle();
+    perform outbox_internal.begin_action('outbox_internal.discard_expired');
     perform outbox_internal.renew_retention(lease);
     select * into t from outbox.retention;
     most := least(greatest(coalesce(most, 1000), 1), 1000);
@@ -764,20 +729,8 @@ begin
          where d.state = 'dead' and (d.sink, d.id) > (coalesce(t.dead_cursor_sink, ''), coalesce(t.dead_cursor_id, 0))
          order by d.sink, d.id limit most
       ) n;
-    perform outbox_internal.lock_shards_of(array_agg(d.id), array_agg(d.sink))
-       from unnest(looked_at, sinks) w (id, sink)
-       join outbox.delivery d on d.id = w.id and d.sink = w.sink
-      where outbox_internal.died_before(d, cutoff);
-    select array_agg(l.id), array_agg(l.sink) into free_ids, free_sinks
-      from (
-        select d.id, d.sink
-          from unnest(looked_at, sinks) w (id, sink)
-          join outbox.delivery d on d.id = w.id and d.sink = w.sink
-         where outbox_internal.died_before(d, cutoff)
-         order by d.sink, d.id
-           for update of d skip locked
-      ) l;
-    select r.done into removed from outbox_internal.discard_rows(free_ids, free_sinks, t.actor, reason_text) r;
+    select r.done into removed
+      from outbox_internal.discard_rows(looked_at, sinks, null, null, cutoff, t.actor, reason_text) r;
     left_over := coalesce(cardinality(looked_at) = most, false);
     if removed > 0 then
         t.dead_audit := outbox_internal.record_action(

@@ -1,16 +1,11 @@
--- Claim rows of a sink that are due: waiting ones, the first ones of `keys` (with `sweep` of all keys that have held rows), and
--- with `with_followers` rows behind those of the same key; or with `suspects` one row that may have killed its owners. A row
--- with a place in the order of its key is claimed if no earlier one of the key is left. The count of claims stops at the
--- largest integer: the relay that gets such a row makes it dead.
+-- Claim rows of a sink that are due: waiting ones, the first ones of `keys`, and with `with_followers` rows behind those of the
+-- same key; or with `suspects` one row that may have killed its owners. A row with a place in the order of its key is claimed
+-- if no earlier one of the key is left.
 create or replace function outbox_internal.claim_rows(
     sink_name text, owner_id uuid, lease_id uuid, lease_for double precision, most_rows integer, most_bytes bigint,
-    hold boolean, keys text[], sweep boolean, suspects boolean, with_followers boolean, most_payload bigint default null,
+    hold boolean, keys text[], suspects boolean, with_followers boolean, most_payload bigint default null,
     after_due double precision default null, after_id bigint default null
-) returns table (
-    id bigint, shard smallint, uid text, type text, key text, payload bytea, content_type text, headers text,
-    deliver_at timestamptz, created_at timestamptz, ordered boolean, attempts integer, claims integer, fault text,
-    due double precision, tried boolean
-)
+) returns setof outbox_internal.claimed_row
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set jit = off
@@ -21,15 +16,12 @@ set enable_mergejoin = off
 as $$
 #variable_conflict use_column
 declare
-    first_time constant timestamptz := '0001-01-01 00:00:00+00';
-    last_time constant timestamptz := '9999-01-01 00:00:00+00';
-    ceiling constant bigint := case when most_payload is not null then least(most_payload, outbox_internal.payload_ceiling()) end;
+    ceiling constant bigint := least(most_payload, outbox_internal.payload_ceiling());
     after_time constant timestamptz := to_timestamp(after_due);
     waiting bigint[];
     held bigint[];
     behind bigint[] := '{}';
     chosen bigint[];
-    counted integer := case when outbox_internal.known_down(sink_name) then 0 else 1 end;
 begin
     if suspects then
         chosen := array(
@@ -60,9 +52,6 @@ begin
              limit most_rows
                for update skip locked
         );
-        if sweep then
-            keys := array(select k.key from outbox_internal.held_keys(sink_name, null, null) k);
-        end if;
         held := array(
             select h.id from unnest(keys) k (key)
              cross join lateral (
@@ -93,10 +82,8 @@ begin
                 select b.id, b.follows, sum(b.bytes) over (order by b.follows, b.id) - b.bytes as before
                   from (
                     select d.id, d.id = any (behind) as follows,
-                           case when octet_length(d.payload) > ceiling then 0
-                                else coalesce(octet_length(d.payload), 0) end
-                           + coalesce(octet_length(d.key), 0)
-                           + case when d.headers is null then 0 else octet_length(d.headers::text) end as bytes
+                           outbox_internal.bytes_of(case when octet_length(d.payload) <= ceiling then d.payload end, d.key,
+                                                    d.headers::text) as bytes
                       from outbox.delivery d
                      where d.sink = sink_name and d.id = any (waiting || held || behind)
                   ) b
@@ -136,28 +123,46 @@ begin
             );
         end if;
     end if;
+    return query select * from outbox_internal.take_rows(sink_name, chosen, owner_id, lease_id, lease_for, ceiling, null);
+end
+$$;
+
+-- Give rows of a sink a lease, and return them, each with its place in `ids`. A claim is counted unless the destination is known
+-- to be down. The count stops at the largest integer: the relay that gets such a row makes it dead.
+--
+-- The places are not joined to the change, since a plan that was made for a row or two would go through the whole sink: a binary
+-- search finds each.
+create or replace function outbox_internal.take_rows(
+    sink_name text, ids bigint[], owner_id uuid, lease_id uuid, lease_for double precision, ceiling bigint, turn text
+) returns setof outbox_internal.claimed_row
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    first_time constant timestamptz := '0001-01-01 00:00:00+00';
+    last_time constant timestamptz := '9999-01-01 00:00:00+00';
+    counted constant integer := case when outbox_internal.known_down(sink_name) then 0 else 1 end;
+    sorted bigint[];
+    places integer[];
+begin
+    select array_agg(n.id order by n.id), array_agg(n.place::integer order by n.id) into sorted, places
+      from unnest(ids) with ordinality n (id, place);
     return query
     update outbox.delivery d
        set owner = owner_id, lease = lease_id, lease_until = clock_timestamp() + lease_for * interval '1 second',
            claims = least(d.claims::bigint + counted, 2147483647)::integer
-     where d.sink = sink_name and d.id = any (chosen)
+     where d.sink = sink_name and d.id = any (sorted)
     returning d.id, d.shard, d.uid::text, d.type, d.key,
-              case when ceiling is null
-                     or octet_length(d.payload) <= ceiling
-                        and (d.deliver_at is null or d.deliver_at >= first_time and d.deliver_at < last_time)
+              case when octet_length(d.payload) <= ceiling
+                     and (d.deliver_at is null or d.deliver_at >= first_time and d.deliver_at < last_time)
                    then d.payload end,
               d.content_type, d.headers::text,
-              case when ceiling is null or d.deliver_at >= first_time and d.deliver_at < last_time then d.deliver_at end,
-              case when ceiling is null then d.created_at
-                   else greatest(first_time, least(d.created_at, last_time - interval '1 second')) end,
-              d.ordered, d.attempts, d.claims,
-              case when ceiling is not null and (d.deliver_at < first_time or d.deliver_at >= last_time)
-                   then 'deliver_at lies outside the years 1 to 9998'
-                   when ceiling is not null and d.payload is null then 'payload is null'
-                   when octet_length(d.payload) > ceiling
-                   then format('payload has %s bytes, more than the ceiling of %s', octet_length(d.payload), ceiling)
-              end,
-              extract(epoch from d.due_at)::double precision, d.last_attempt_at is not null;
+              case when d.deliver_at >= first_time and d.deliver_at < last_time then d.deliver_at end,
+              greatest(first_time, least(d.created_at, last_time - interval '1 second')),
+              d.ordered, d.attempts, d.claims, outbox_internal.delivery_fault(d.payload, null, null, d.deliver_at, ceiling),
+              extract(epoch from d.due_at)::double precision, d.last_attempt_at is not null,
+              places[width_bucket(d.id, sorted)], turn;
 end
 $$;
 
@@ -262,25 +267,18 @@ begin
 end
 $$;
 
--- `since` of a dead row is when it died, whatever it died of and whichever relay says so: keep_dead_days counts from it.
-create or replace function outbox_internal.row_died() returns trigger
+-- `since` of a dead row is when it died, whatever it died of and whichever relay says so: keep_dead_days counts from it. A dead
+-- row that is to be delivered again has its place in the queue of its sink.
+create or replace function outbox_internal.row_changed() returns trigger
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-    new.since := clock_timestamp();
+    if new.state = 'dead' then
+        new.since := clock_timestamp();
+    else
+        new.ready := (select true from outbox.sink k where k.name = new.sink and k.claim = 'rows');
+    end if;
     return new;
 end
 $$;
-
--- A dead row that is to be delivered again has its place in the queue of its sink.
-create or replace function outbox_internal.row_revived() returns trigger
-language plpgsql volatile
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    new.ready := (select true from outbox.sink k where k.name = new.sink and k.claim = 'rows');
-    return new;
-end
-$$;
-

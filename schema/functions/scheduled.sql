@@ -39,22 +39,23 @@ language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    me constant text := outbox_internal.emitter();
     other text;
 begin
     if wanted is null then
         raise exception using errcode = 'invalid_parameter_value', message = format('%s: uid must not be null', called);
     end if;
     if new_time is null then
-        delete from outbox.scheduled s where s.uid = wanted and s.emitter = me;
+        delete from outbox.scheduled s where s.uid = wanted and not outbox_internal.is_others(s.emitter, s.emitter_oid);
     else
-        update outbox.scheduled s set deliver_at = new_time where s.uid = wanted and s.emitter = me;
+        update outbox.scheduled s set deliver_at = new_time
+         where s.uid = wanted and not outbox_internal.is_others(s.emitter, s.emitter_oid);
     end if;
     if not found then
-        select s.emitter into other from outbox.scheduled s where s.uid = wanted and s.emitter <> me;
+        select s.emitter into other from outbox.scheduled s
+         where s.uid = wanted and outbox_internal.is_others(s.emitter, s.emitter_oid);
         if found then
             raise exception using errcode = 'invalid_parameter_value',
-                message = format('%s: event %s was emitted by role "%s", and this is role "%s"', called, wanted, other, me);
+                message = format('%s: event %s was emitted by role "%s", and this is role "%s"', called, wanted, other, outbox_internal.emitter());
         end if;
         return false;
     end if;
@@ -75,8 +76,9 @@ $$;
 -- An event gets its id here, after the transaction has its xid; its uid has another one, so outbox.uid gets this id.
 --
 -- One session does it at a time (`entered` is null while another one does), so that events enter in that order and the window
--- keeps it. The places that are passed over matter while a snapshot is held: the rows that were deleted since cannot be removed
--- then, and a look from the beginning visits all of them.
+-- keeps it. It locks a table that nobody writes, and that no other role may lock: an advisory lock is anybody's. The places
+-- that are passed over matter while a snapshot is held: the rows that were deleted since cannot be removed then, and a look
+-- from the beginning visits all of them.
 create or replace function outbox_internal.enter_scheduled(
     most integer, after_time timestamptz, after_id bigint,
     out entered integer, out last_time timestamptz, out last_id bigint, out due_in double precision
@@ -89,9 +91,11 @@ set enable_bitmapscan = off
 set jit = off
 as $$
 begin
-    if not pg_try_advisory_xact_lock(1869967971, 2) then
+    begin
+        lock table outbox.secret in exclusive mode nowait;
+    exception when lock_not_available then
         return;
-    end if;
+    end;
     with gone as materialized (
         delete from outbox.scheduled s
          where s.ctid = any (array(
@@ -110,11 +114,11 @@ begin
                g.created_at, g.type, g.key, g.tenant, g.content_type, g.headers, g.payload
           from gone g
          order by g.deliver_at, g.id
-        returning event.uid, event.id, event.emitter
+        returning event.uid, event.id
     ),
     known as (
         insert into outbox.uid (uid, id, emitter, emitter_oid)
-        select a.uid, a.id, g.emitter, a.emitter from added a join gone g on g.uid = a.uid
+        select a.uid, a.id, g.emitter, g.emitter_oid from added a join gone g on g.uid = a.uid
          order by a.uid
             on conflict (uid) do update set id = excluded.id
     )

@@ -1,10 +1,10 @@
 -- One settlement of a sink, whole or not at all: new rows of `delivery`, then positions.
 --
--- `shards`, `epochs` and `places` have one entry per shard that moved: the place, from 1, of its position in the arrays
--- behind them. Every array of the next group has one entry per new row, of the last one per shard of those rows. Rows are
--- copied from the log. If there are rows, the fence comes first: each of their shards must still have this owner and epoch, and stays so until this commits, because a claim
--- passes by rows that are locked. Returns false, and has written nothing, when the fence fails.
--- Positions alone need no fence: what they say is true whichever relay says it, and the epoch ranks them.
+-- `shards`, `epochs` and `places` have one entry per shard that moved: the place, from 1, of its position in the arrays behind
+-- them. Every array of the next group has one entry per new row, of the last one per shard of those rows. Rows are copied from
+-- the log. If there are rows, the fence comes first: each of their shards must still have this owner and epoch, and stays so
+-- until this commits, because a claim passes by rows that are locked. Returns false, and has written nothing, when the fence
+-- fails. Positions alone need no fence: what they say is true whichever relay says it, and the epoch ranks them.
 --
 -- No row is made of an erased event: the settlement fails, and a session that begins again does not read the event any more. A
 -- row that was there counts although it is finished while this waits or runs, as after a restore or a seek, when an event may be
@@ -221,7 +221,7 @@ declare
     targets bigint[] := '{}';
     is_behind boolean := false;
 begin
-    perform outbox_internal.require_read_committed('outbox_internal.raise_ledger_starts');
+    perform outbox_internal.begin_action('outbox_internal.raise_ledger_starts');
     -- The locks last until the commit, which need not wait for a standby.
     perform set_config('synchronous_commit', 'local', true);
     begin

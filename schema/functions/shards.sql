@@ -105,28 +105,6 @@ begin
 end
 $$;
 
--- Lock the shards of these rows, so that none is claimed, and no position set back, until the transaction ends.
-create or replace function outbox_internal.lock_shards_of(ids bigint[], sinks text[]) returns void
-language plpgsql volatile
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
-set jit = off
-as $$
-begin
-    perform from (
-        select distinct d.sink, d.shard
-          from unnest(ids, sinks) w (id, sink)
-          join outbox.delivery d on d.id = w.id and d.sink = w.sink
-    ) c
-       join outbox.shard s on s.sink = c.sink and s.shard = c.shard
-      order by s.sink, s.shard
-        for share of s;
-end
-$$;
-
 -- The positions of these shards of a sink.
 create or replace function outbox_internal.positions(sink_name text, of_shards smallint[]) returns table (
     shard smallint, a_seq bigint, a_snapshot text, a_next bigint, b_seq bigint, b_snapshot text, b_next bigint, last_id bigint
@@ -181,4 +159,3 @@ begin
     );
 end
 $$;
-

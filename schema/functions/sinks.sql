@@ -1,12 +1,16 @@
 -- Make the sinks of a configuration known, or give them other patterns or another claim under a new generation, all in one
 -- transaction, and return the generations and patterns in force. `wanted` is a JSON array of {"name", "patterns": [...],
--- "claim": "log" | "rows", "start": "beginning" | "now" | null}. With `only_from`, only a sink that has this generation is
+-- "claim": "log" | "rows" | null, "start": "beginning" | "now" | null}. With `only_from`, only a sink that has this generation is
 -- changed; with `only_missing`, only sinks that do not exist are looked at: a relay whose registrations a restore has taken
 -- back does not know what other relays have registered since.
 --
 -- The shards of a new sink and their first position, one tick for all, are written with it. Without `start`, the sinks of
 -- the first configuration of a database begin at the beginning of the log, later ones at the tick. After a rebase the
 -- beginning lies in the old numbering: its rows are read by a window of their own.
+--
+-- A sink gets another `claim` only if no relay serves it and none of its rows is to be delivered: those have no place in the
+-- other queue. Its shards are locked, so that no settlement that makes rows is under way, and get new epochs, so that none of a
+-- relay whose lease lapsed comes later.
 --
 -- Generation 0, which no sink has, answers for the name of a removed sink and for a sink that cannot get another claim: the
 -- relay serves its other sinks.
@@ -32,61 +36,62 @@ begin
     end if;
     first := not exists (select from outbox.sink) and not exists (select from outbox.former_sink);
     for sink in
-        select w.name, array(select jsonb_array_elements_text(w.patterns)) as patterns, w.start,
-               coalesce(w.claim, 'log') as claim
+        select w.name, n.patterns, w.start, w.claim, k.name is not null as is_known, k.claim <> w.claim as changes_claim
           from jsonb_to_recordset(wanted) w (name text, patterns jsonb, start text, claim text)
+         cross join lateral (select array(select jsonb_array_elements_text(w.patterns)) as patterns) n
+          left join outbox.sink k on k.name = w.name
+         where case when k.name is not null
+                    then (k.patterns <> n.patterns or k.claim <> coalesce(w.claim, k.claim))
+                         and k.generation = coalesce(only_from, k.generation)
+                    else only_from is null and not exists (select from outbox.former_sink f where f.name = w.name) end
     loop
-        if exists (select from outbox.sink s
-                    where s.name = sink.name
-                      and (s.patterns <> sink.patterns or s.claim <> sink.claim)
-                      and s.generation = coalesce(only_from, s.generation)) then
-            if not exists (select from outbox.sink s where s.name = sink.name and s.claim <> sink.claim)
-               or outbox_internal.may_change_claim(sink.name) then
-                counter := outbox_internal.raise_config();
-                update outbox.sink s set patterns = sink.patterns, generation = counter, claim = sink.claim
-                 where s.name = sink.name;
-                perform outbox_internal.record_routes(sink.name, 'routes');
-            end if;
-        elsif only_from is null and not exists (select from outbox.sink s where s.name = sink.name)
-              and not exists (select from outbox.former_sink f where f.name = sink.name) then
-            beginning := coalesce(sink.start = 'beginning', first);
+        if sink.changes_claim then
+            perform from outbox.shard s where s.sink = sink.name order by s.shard for update;
+            continue when exists (select from outbox.shard s
+                                   where s.sink = sink.name and s.owner is not null and s.lease_until > clock_timestamp())
+                or exists (select from outbox.delivery d where d.sink = sink.name and d.state = 'waiting')
+                or exists (select from outbox.delivery d where d.sink = sink.name and d.state = 'held');
+            update outbox.shard s set owner = null, epoch = s.epoch + 1 where s.sink = sink.name and s.owner is not null;
+        end if;
+        if not sink.is_known then
             -- Rows that were written for a removed sink of this name after its removal.
             perform outbox_internal.delete_rows(sink.name);
             delete from outbox.progress p where p.sink = sink.name;
             delete from outbox.shard s where s.sink = sink.name;
-            counter := outbox_internal.raise_config();
-            select * into rebased from outbox.meta m;
-            insert into outbox.sink (name, patterns, generation, start, claim)
-            values (sink.name, sink.patterns, counter, case when beginning then 'beginning' else 'now' end, sink.claim);
-            insert into outbox.shard (sink, shard, epoch)
-            select sink.name, n, counter << 32 from generate_series(0, 63) n;
-            insert into outbox.progress (
-                sink, shards, epochs, a_seq, a_snapshot, a_next, b_seq, b_snapshot, b_next, last_id
-            )
-            select sink.name, array(select generate_series(0, 63)), array_fill(counter << 32, array[64]),
-                   case when beginning then 0 else tick_seq end,
-                   case when beginning then '3:3:'::pg_snapshot else tick_snapshot end,
-                   case when beginning then 3 else tick_next end,
-                   case when beginning and rebased.floor > 0 then rebased.floor end,
-                   case when beginning and rebased.floor > 0
-                        then '9223372036854775807:9223372036854775807:'::pg_snapshot end,
-                   case when beginning and rebased.floor > 0 then rebased.floor_xid end,
-                   0;
-            perform outbox_internal.record_routes(sink.name, 'start');
         end if;
+        counter := outbox_internal.raise_config();
+        if sink.is_known then
+            update outbox.sink s set patterns = sink.patterns, generation = counter, claim = coalesce(sink.claim, s.claim)
+             where s.name = sink.name;
+            perform outbox_internal.record_routes(sink.name, 'routes');
+            continue;
+        end if;
+        beginning := coalesce(sink.start = 'beginning', first);
+        select * into rebased from outbox.meta m;
+        insert into outbox.sink (name, patterns, generation, start, claim)
+        values (sink.name, sink.patterns, counter, case when beginning then 'beginning' else 'now' end,
+                coalesce(sink.claim, 'log'));
+        insert into outbox.shard (sink, shard, epoch)
+        select sink.name, n, counter << 32 from generate_series(0, 63) n;
+        insert into outbox.progress (sink, shards, epochs, a_seq, a_snapshot, a_next, b_seq, b_snapshot, b_next, last_id)
+        select sink.name, array(select generate_series(0, 63)), array_fill(counter << 32, array[64]), p.*, 0
+          from (
+            select tick_seq, tick_snapshot, tick_next, null::bigint, null::pg_snapshot, null::bigint where not beginning
+            union all
+            select 0, '3:3:', 3, null, null, null where beginning and rebased.floor = 0
+            union all
+            select 0, '3:3:', 3, rebased.floor, '9223372036854775807:9223372036854775807:', rebased.floor_xid
+             where beginning and rebased.floor > 0
+          ) p;
+        perform outbox_internal.record_routes(sink.name, 'start');
     end loop;
     return query
-        with asked as (
-            select w.name, coalesce(w.claim, 'log') as claim from jsonb_to_recordset(wanted) w (name text, claim text)
-        )
-        select s.name, case when s.claim = a.claim then s.generation else 0 end,
-               case when s.claim = a.claim then s.patterns else '{}' end
-          from outbox.sink s join asked a on a.name = s.name
-        union all
-        select f.name, 0::bigint, '{}'::text[] from outbox.former_sink f
-         where only_from is null
-           and f.name in (select a.name from asked a)
-           and not exists (select from outbox.sink s where s.name = f.name);
+        select w.name, case when s.claim = coalesce(w.claim, s.claim) then s.generation else 0 end,
+               case when s.claim = coalesce(w.claim, s.claim) then s.patterns else '{}' end
+          from jsonb_to_recordset(wanted) w (name text, claim text)
+          left join outbox.sink s on s.name = w.name
+         where s.name is not null
+            or only_from is null and exists (select from outbox.former_sink f where f.name = w.name);
 end
 $$;
 
@@ -165,7 +170,7 @@ as $$
      order by k.name
 $$;
 comment on function outbox.list_sinks is
-    'Every sink with its state, lag and deliveries, as `outbox-relay sinks` shows it.';
+    'Every sink with its patterns, its pause and the relays that have it, as `outbox-relay sinks` shows it.';
 
 -- The relays that were seen within `seconds` and have this sink in their settings, or serve it: names, and whether they
 -- serve it.
@@ -202,20 +207,6 @@ begin
         message = format('there is no sink %s in this database', shown),
         hint = (select coalesce('There are: ' || string_agg(s.name, ', ' order by s.name), 'There is none.')
                   from outbox.sink s);
-end
-$$;
-
--- Raise unless a sink may have this name.
-create or replace function outbox_internal.check_sink_name(sink_name text) returns void
-language plpgsql stable
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    if sink_name is null or sink_name !~ '^[a-z][a-z0-9_]{0,39}$' or strpos(sink_name, '__') > 0 then
-        raise exception using errcode = 'invalid_parameter_value',
-            message = format('%s cannot be the name of a sink: it is 1 to 40 of a-z, 0-9 and _, begins with a letter and '
-                             'holds no __', coalesce(quote_literal(left(sink_name, 60)), 'null'));
-    end if;
 end
 $$;
 
@@ -295,41 +286,12 @@ begin
 end
 $$;
 
--- Remove a sink with its shards and rows, and return the number of rows. The shards are locked in the order in which relays
--- lock them: that waits for settlements that have passed their fence, and none passes it afterwards.
-create or replace function outbox_internal.remove_sink(sink_name text) returns bigint
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
-as $$
-declare
-    tries constant integer := 5;
-    removed_rows bigint;
-begin
-    lock table outbox.sink in share row exclusive mode;
-    perform outbox_internal.require_sink(sink_name);
-    perform from outbox.shard s where s.sink = sink_name order by s.shard for update;
-    delete from outbox.shard s where s.sink = sink_name;
-    for attempt in 1..tries loop
-        begin
-            removed_rows := outbox_internal.delete_rows(sink_name);
-            exit;
-        exception when deadlock_detected then
-            if attempt = tries then
-                raise;
-            end if;
-            perform pg_sleep(0.05 * attempt);  -- without locks on rows: else the other session may wake too late to get its own
-        end;
-    end loop;
-    delete from outbox.sink s where s.name = sink_name;
-    return removed_rows;
-end
-$$;
-
 -- Remove a sink, and remember its name, so that no relay registers it again; with `forget` the name is free again. Of a
 -- sink that is removed already, `forget` forgets the name.
 --
--- A sink with more than `most` rows is paused, loses as many of them, and is removed by a later call: each call is
--- short. Former names of the sink count as removed, too.
+-- A sink with `most` rows or more is paused, loses as many of them, and is removed by a later call: each call is short. The
+-- shards are locked in the order in which relays lock them: that waits for settlements that have passed their fence, and none
+-- passes it meanwhile. Former names of the sink count as removed, too.
 create or replace function outbox.drop_sink(
     sink_name text, forget boolean, most integer, actor text, reason text, audit_id bigint default null,
     out removed boolean, out forgotten boolean, out deliveries bigint, out audit bigint
@@ -340,8 +302,7 @@ set lock_timeout = '3s'
 as $$
 #variable_conflict use_variable
 begin
-    perform outbox_internal.end_when_idle();
-    perform outbox_internal.require_read_committed('outbox.drop_sink');
+    perform outbox_internal.begin_action('outbox.drop_sink');
     lock table outbox.sink in share row exclusive mode;
     forget := coalesce(forget, false);
     most := least(greatest(coalesce(most, 1000), 1), 1000);
@@ -349,15 +310,16 @@ begin
     removed := false;
     forgotten := false;
     if exists (select from outbox.sink k where k.name = sink_name) then
+        perform from outbox.shard s where s.sink = sink_name order by s.shard for update;
         deliveries := outbox_internal.delete_rows(sink_name, most);
-        if deliveries > 0 then
+        removed := deliveries < most;
+        if not removed then
             perform set_config('outbox.actor', coalesce(actor, ''), true);
             update outbox.sink k set paused = true, paused_reason = 'it is being removed: run outbox-relay sinks remove again'
              where k.name = sink_name;
             perform set_config('outbox.actor', '', true);
         else
-            deliveries := outbox_internal.remove_sink(sink_name);
-            removed := true;
+            delete from outbox.sink k where k.name = sink_name;
             update outbox.former_sink f set renamed_to = null where f.renamed_to = sink_name;
             if not forget then
                 insert into outbox.former_sink (name, actor) values (sink_name, actor)
@@ -414,8 +376,8 @@ $$;
 comment on function outbox.preview_removal is
     'What is lost if a sink is removed: its deliveries and undelivered events; and the live relays that serve it.';
 
--- Delete the rows of a sink, found by the indexes of their states, whatever the number of other sinks' rows; return how many.
--- With `most`, delete that many if there are more, else none.
+-- Delete the rows of a sink, or `most` of them, found by the indexes of their states, whatever the number of other sinks' rows;
+-- return how many.
 create or replace function outbox_internal.delete_rows(sink_name text, most integer default null) returns bigint
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -425,58 +387,53 @@ set enable_bitmapscan = off
 set jit = off
 as $$
 declare
-    doomed bigint[];
-    gone bigint;
-    deleted bigint := 0;
+    tries constant integer := 5;
+    deleted bigint;
 begin
-    if most is not null then
-        doomed := array(
-            (select d.id from outbox.delivery d
-              where d.sink = sink_name and d.state = 'dead' order by d.id limit most + 1)
-            union all
-            (select d.id from outbox.delivery d
-              where d.sink = sink_name and d.state = 'waiting' order by d.due_at, d.id limit most + 1)
-            union all
-            (select d.id from outbox.delivery d
-              where d.sink = sink_name and d.state = 'held' order by d.key limit most + 1)
-            limit most + 1);
-        if cardinality(doomed) <= most then
-            return 0;
-        end if;
-        with gone as (
-            delete from outbox.delivery d where d.sink = sink_name and d.id = any (doomed[1:most])
-            returning d.id, d.uid
-        ), marked as (
-            -- For as long as the sink is there.
-            insert into outbox.discarded (sink, id, uid, reason)
-            select sink_name, g.id, g.uid, 'the removal of the sink has begun' from gone g
-                on conflict do nothing
-        )
-        select count(*) into deleted from gone g;
-        return deleted;
-    end if;
-    delete from outbox.delivery d where d.sink = sink_name and d.state = 'dead';
-    get diagnostics gone = row_count;
-    deleted := deleted + gone;
-    delete from outbox.delivery d where d.sink = sink_name and d.state = 'waiting';
-    get diagnostics gone = row_count;
-    deleted := deleted + gone;
-    delete from outbox.delivery d where d.sink = sink_name and d.state = 'held';
-    get diagnostics gone = row_count;
-    return deleted + gone;
+    for attempt in 1..tries loop
+        begin
+            with doomed as (
+                (select d.id from outbox.delivery d
+                  where d.sink = sink_name and d.state = 'dead' order by d.id limit most)
+                union all
+                (select d.id from outbox.delivery d
+                  where d.sink = sink_name and d.state = 'waiting' order by d.due_at, d.id limit most)
+                union all
+                (select d.id from outbox.delivery d
+                  where d.sink = sink_name and d.state = 'held' order by d.key limit most)
+                limit most
+            ),
+            gone as (
+                delete from outbox.delivery d where d.sink = sink_name and d.id = any (array(select o.id from doomed o))
+                returning d.id, d.uid
+            ),
+            marked as (
+                -- For as long as the sink is there.
+                insert into outbox.discarded (sink, id, uid, reason)
+                select sink_name, g.id, g.uid, 'the removal of the sink has begun' from gone g where most is not null
+                    on conflict do nothing
+            )
+            select count(*) into deleted from gone g;
+            return deleted;
+        exception when deadlock_detected then
+            if attempt = tries then
+                raise;
+            end if;
+            perform pg_sleep(0.05 * attempt);  -- without locks on rows: else the other session may wake too late to get its own
+        end;
+    end loop;
 end
 $$;
 
 -- Put a sink at another place of the log: 'now', 'beginning', or before the first event that was emitted at or after a
--- time. The tick, of outbox_internal.action_tick, was taken before the place is looked up: an event with a lower id that is
--- committed between the two is late for the tick, and delivered.
+-- time. The tick is taken before the place is looked up: an event with a lower id that is committed between the two is late for
+-- the tick, and delivered. Both come before the lock of the sinks, since events are counted meanwhile.
 --
 -- The fence: epochs above all that were given out, so nothing counts that is still written of the old place; and a new
 -- generation, so a relay claims no shard before it has begun again from the stored positions. Owners and leases stay:
 -- no other relay delivers a shard while its owner may still be sending. Rows of `delivery` stay, too.
 create or replace function outbox.seek_sink(
-    sink_name text, target text, tick_seq bigint, tick_snapshot pg_snapshot, tick_next bigint, tick_incarnation text,
-    tick_generations bigint, actor text, reason text,
+    sink_name text, target text, actor text, reason text,
     out again bigint, out passed_over bigint, out exact boolean
 )
 language plpgsql volatile security definer
@@ -485,21 +442,22 @@ set lock_timeout = '3s'
 as $$
 declare
     everything constant pg_snapshot := '9223372036854775807:9223372036854775807:';
+    tick record;
     from_id bigint;
     place bigint;
     rebased outbox.meta;
     counter bigint;
 begin
-    perform outbox_internal.end_when_idle();
-    perform outbox_internal.require_read_committed('outbox.seek_sink');
+    perform outbox_internal.begin_action('outbox.seek_sink');
     lock table outbox.event in access share mode;  -- before the sinks, as outbox.rebase locks them
     perform outbox_internal.require_sink(sink_name);
+    tick := outbox_internal.tick();
     from_id := outbox_internal.seek_place(target);
     select c.again, c.passed_over, c.exact into again, passed_over, exact
       from outbox_internal.count_seek(sink_name, from_id, 10000, 2) c;
     lock table outbox.sink in share row exclusive mode;
     perform outbox_internal.require_sink(sink_name);
-    perform outbox_internal.check_action_tick(tick_seq, tick_snapshot, tick_next, tick_incarnation, tick_generations);
+    perform outbox_internal.require_config(tick.generations);
     perform from outbox.shard s where s.sink = sink_name order by s.shard for update;
     counter := outbox_internal.raise_config();
     select * into rebased from outbox.meta;
@@ -509,17 +467,17 @@ begin
     select sink_name, n, counter << 32 from generate_series(0, 63) n on conflict do nothing;
     perform outbox_internal.record_routes(sink_name, 'end');
     update outbox.sink k set generation = counter where k.name = sink_name;
-    place := case when from_id - 1 < tick_seq or target = 'beginning' then from_id - 1 end;
+    place := case when from_id - 1 < tick.seq or target = 'beginning' then from_id - 1 end;
     insert into outbox.progress (sink, shards, epochs, a_seq, a_snapshot, a_next, b_seq, b_snapshot, b_next, last_id)
     select sink_name, s.shards, s.epochs, p.a_seq, p.a_snapshot, p.a_next, p.b_seq, p.b_snapshot, p.b_next, 0
       from (select array_agg(h.shard order by h.shard) as shards, array_agg(h.epoch order by h.shard) as epochs
               from outbox.shard h where h.sink = sink_name) s
      cross join (
-        select tick_seq, tick_snapshot, tick_next, null::bigint, null::pg_snapshot, null::bigint where place is null
+        select tick.seq, tick.snapshot, tick.next_xid, null::bigint, null::pg_snapshot, null::bigint where place is null
         union all
         select place, '3:3:', 3, rebased.floor, everything, rebased.floor_xid where place < rebased.floor
         union all
-        select place, '3:3:', 3, tick_seq, tick_snapshot, tick_next where place >= rebased.floor
+        select place, '3:3:', 3, tick.seq, tick.snapshot, tick.next_xid where place >= rebased.floor
      ) p (a_seq, a_snapshot, a_next, b_seq, b_snapshot, b_next);
     perform outbox_internal.record_routes(sink_name, 'seek');
     perform outbox_internal.record_action('sinks seek', sink_name, jsonb_build_object('to', target), again + passed_over, actor,
@@ -658,59 +616,15 @@ begin
 end
 $$;
 
--- Let the server end a session that leaves the rest of this transaction idle for 5 seconds: its locks stop the relays.
-create or replace function outbox_internal.end_when_idle() returns void
-language plpgsql volatile
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    if (select s.setting::integer from pg_settings s where s.name = 'idle_in_transaction_session_timeout')
-       not between 1 and 5000 then
-        perform set_config('idle_in_transaction_session_timeout', '5s', true);
-    end if;
-end
-$$;
-
--- A tick for an action, in a transaction of its own: see outbox_internal.tick.
-create or replace function outbox_internal.action_tick(
-    out seq bigint, out snapshot pg_snapshot, out next_xid bigint, out incarnation text, out generations bigint
-)
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    perform outbox_internal.require_read_committed('outbox_internal.action_tick');
-    select t.seq, t.snapshot, t.next_xid, t.incarnation, t.generations
-      into seq, snapshot, next_xid, incarnation, generations
-      from outbox_internal.tick() t;
-end
-$$;
-
--- Raise unless a tick is one of this server that was taken since the last change of the configuration, and that is all
--- that a position may be made of. To be called with the table of sinks locked.
-create or replace function outbox_internal.check_action_tick(
-    seq bigint, snapshot pg_snapshot, next_xid bigint, incarnation text, generations bigint
-) returns void
+-- Raise unless the configuration is that of a tick. To be called with the table of sinks locked.
+create or replace function outbox_internal.require_config(generations bigint) returns void
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_variable
-declare
-    here record;
-    next_here bigint;
 begin
-    select m.config, m.floor, coalesce(pg_sequence_last_value('outbox.event_id_seq'), 0) as newest,
-           pg_snapshot_xmax(pg_current_snapshot())::text::bigint as xmax
-      into here from outbox.meta m;
-    -- As in outbox_internal.tick: the next number, or the own one, which is above every earlier tick's.
-    next_here := here.xmax + (((3 + age('3'::xid)::bigint) - here.xmax) & 4294967295);
-    if incarnation is distinct from outbox_internal.incarnation() or generations is distinct from here.config then
+    if generations <> (select m.config from outbox.meta m) then
         raise exception using errcode = 'serialization_failure',
-            message = 'the configuration changed, or the server restarted, since the tick was taken: try again';
-    end if;
-    if (seq between here.floor and here.newest and next_xid >= pg_snapshot_xmax(snapshot)::text::bigint
-        and pg_snapshot_xmax(snapshot)::text::bigint between 3 and here.xmax and next_xid <= next_here) is not true then
-        raise exception using errcode = 'invalid_parameter_value', message = 'the tick does not belong to this log';
+            message = 'the configuration changed since the tick was taken: try again';
     end if;
 end
 $$;

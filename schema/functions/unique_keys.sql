@@ -32,7 +32,14 @@ begin
                 return null;
             end if;
         else
-            perform outbox_internal.require_own_key(event_type, owner, owner_oid, claimant);
+            if owner <> claimant and outbox_internal.is_others(owner, owner_oid) then
+                raise exception using errcode = 'invalid_parameter_value',
+                    message = format(
+                        'outbox.emit: %sunique_key of type %s is in use by role "%s", and this is role "%s": a key belongs to the '
+                        'role whose event is not done',
+                        coalesce('event ' || nullif(current_setting('outbox.event_index', true), '') || ': ', ''),
+                        event_type, owner, claimant);
+            end if;
             return other;
         end if;
     end loop;
@@ -74,25 +81,6 @@ comment on function outbox.lock_unique_keys is
     'Lock the unique keys of several events before they are emitted, so that transactions that emit some of the same keys '
     'in another order do not wait for each other.';
 
--- Refuse the key of another role. A role that was renamed is still the one that has its keys, as in outbox_internal.claim_uid.
-create or replace function outbox_internal.require_own_key(event_type text, owner text, owner_oid oid, claimant text) returns void
-language plpgsql volatile
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    if owner is distinct from claimant
-       and not (owner_oid = (select r.oid from pg_roles r where r.rolname = claimant)
-                and not exists (select from pg_roles r where r.rolname = owner)) then
-        raise exception using errcode = 'invalid_parameter_value',
-            message = format(
-                'outbox.emit: %sunique_key of type %s is in use by role "%s", and this is role "%s": a key belongs to the role '
-                'whose event is not done',
-                coalesce('event ' || nullif(current_setting('outbox.event_index', true), '') || ': ', ''),
-                event_type, owner, claimant);
-    end if;
-end
-$$;
-
 -- Delete unique keys whose event is done, among at most `most` that are to be looked at, and return how many were deleted. An
 -- event that is not done is looked at again in a second. If more than 100 are to be looked at, the next look is in a twentieth
 -- of its age if that is longer, up to half a minute, so that a call costs about as much however many keys are in use. A
@@ -125,7 +113,8 @@ begin
                                 where l.uid is null and (l.look_at <= clock_timestamp() or l.look_at > farthest)
                                 limit most for update skip locked));
     get diagnostics free = row_count;
-    -- Positions that were stored in another cluster do not tell which transactions of this one they have passed: see outbox_internal.tick.
+    -- Positions that were stored in another cluster do not tell which transactions of this one they have passed: see
+    -- outbox_internal.tick.
     if outbox_internal.elsewhere() then
         return free;
     end if;
@@ -205,4 +194,3 @@ begin
     return free + finished;
 end
 $$;
-

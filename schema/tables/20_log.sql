@@ -97,6 +97,7 @@ create table outbox.scheduled (
     created_at timestamptz not null default clock_timestamp(),
     uid uuid primary key,
     emitter text not null,
+    emitter_oid oid,
     priority smallint,
     deliver_at timestamptz not null,
     type text collate "C" not null,

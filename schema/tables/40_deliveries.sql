@@ -63,7 +63,8 @@ create index delivery_queue on outbox.delivery (sink, priority desc, due_at, id)
 create index delivery_suspect on outbox.delivery (sink, due_at, id) where suspect;
 create index delivery_tenant on outbox.delivery (sink, tenant, priority desc, due_at, id) where (ready and (state = 'waiting') and (not suspect) and (tenant is not null));
 create index delivery_uid on outbox.delivery (uid);
--- Rows that count for `parked_max` and have no place in the order of a key: all but events that wait for their part of spread_seconds.
+-- Rows that count for `parked_max` and have no place in the order of a key: all but events that wait for their part of
+-- spread_seconds.
 create index delivery_unordered on outbox.delivery (sink, id) where ((not ordered) and (state <> 'dead') and ((deliver_at is null) or (deliver_at <= since)));
 
 -- Marks of what was discarded: without them, nothing would distinguish such an event from a delivered one.
@@ -116,4 +117,12 @@ create index attempt_default_at on outbox.attempt_default (at);
 create type outbox.delivery_filter as (
     sink text, type_like text, key text, error text, status integer, since timestamptz, until timestamptz, uids uuid[],
     states text[], kind text, as_of timestamptz, tenant text
+);
+
+-- A row as claims return it: with the seconds since 1970 at which it was due, whether it was tried before, its place among those
+-- of the claim, and where the walk over tenants ended.
+create type outbox_internal.claimed_row as (
+    id bigint, shard smallint, uid text, type text, key text, payload bytea, content_type text, headers text,
+    deliver_at timestamptz, created_at timestamptz, ordered boolean, attempts integer, claims integer, fault text,
+    due double precision, tried boolean, place integer, tenant text
 );

@@ -1,11 +1,9 @@
--- `unset_days` is what a relay without [retention] says: 30 in a new database, 0 in one that existed before, where it
--- has no say. Days of 0 mean no limit. Only functions write here, so no relay decides alone.
+-- Days of 0 mean no limit. Only functions write here, so no relay decides alone.
 create table outbox.retention (
     single boolean primary key default true check (single),
-    unset_days integer not null,
     stated boolean not null default false,
-    keep_days integer not null,
-    keep_uids_days integer not null,
+    keep_days integer not null default 30,
+    keep_uids_days integer not null default 30,
     keep_dead_days integer not null default 0,
     keep_attempts_days integer not null default 14,
     archive boolean not null default false,
@@ -30,7 +28,7 @@ create table outbox.retention (
 );
 comment on table outbox.retention is
     'One row: the retention policy, and the relay that carries it out.';
-insert into outbox.retention (unset_days, keep_days, keep_uids_days) values (30, 30, 30);
+insert into outbox.retention default values;
 comment on column outbox.retention.lower_since is
     'Since when the files of all live relays have asked for less than keep_days: it is lowered a day later.';
 comment on column outbox.retention.lower_asked is

@@ -1,8 +1,8 @@
--- The position of the target at the start is kept in arrays of 64, by shard: an event that it had not passed then is not
--- the replay's. `floor` is the one that they belong to: after a rebase outbox_internal.tend_replay takes the target's position as it
--- then is. `failed` counts the dead letters that were given to the target, `dropped` the rows of a cancelled replay that
--- were not delivered. `seen` is the sum of the ledger once that is deleted. Of rows only those count that the position of
--- their shard has passed: the others are not in `seen` either, since they are read again after a crash.
+-- The position of the target at the start is kept in arrays of 64, by shard: an event that it had not passed then is not the
+-- replay's. `floor` is the one that they belong to: after a rebase outbox_internal.tend_replay takes the target's position as
+-- it then is. `failed` counts the dead letters that were given to the target, `dropped` the rows of a cancelled replay that
+-- were not delivered. `seen` is the sum of the ledger once that is deleted. Of rows only those count that the position of their
+-- shard has passed: the others are not in `seen` either, since they are read again after a crash.
 create table outbox.replay (
     id bigint generated always as identity primary key,
     sink text collate "C" not null,
@@ -41,8 +41,10 @@ create table outbox.replay (
     passed_by bigint,
     end_ids bigint[],
     unknown_upto bigint[],
-    tenant text collate "C"
-);
+    tenant text collate "C",
+    tokens double precision not null default 0,
+    tokens_at timestamptz not null default clock_timestamp()
+) with (fillfactor = 50);
 comment on table outbox.replay is
     'The replays of events of the log to one sink.';
 comment on column outbox.replay.target_gone is
@@ -55,21 +57,23 @@ comment on column outbox.replay.end_ids is
     'The last id of each shard that was settled, by shard, of a cleared replay.';
 comment on column outbox.replay.unknown_upto is
     'The last id of each shard that was settled when a rebase was adopted. Up to there it meant other events.';
+comment on column outbox.replay.tokens is
+    'Events that all relays together may read at tokens_at, of a replay with a rate: `rate` more each second.';
 comment on column outbox.replay.tenant is
     'Only events of this tenant are meant; null: those of all.';
 -- No statistics are kept of what erase removes.
 alter table outbox.replay alter key set statistics 0, alter reason set statistics 0;
 create index replay_uncleared on outbox.replay (id) where (not cleared);
 
--- Positions, appended only behind the fence of outbox.settle_replay: of a shard the highest counts. `seen` is the number
--- of events that were settled since the row before, delivered or made rows.
+-- Positions, appended only behind the fence of outbox_internal.settle_replayed: of a shard the highest counts. `seen` is the
+-- number of events that were settled since the row before, delivered or made rows.
 create table outbox.replay_progress (
     replay bigint not null references outbox.replay(id) on delete cascade,
     seq bigint generated always as identity,
     shards smallint[] not null,
     last_ids bigint[] not null,
     seen bigint not null,
-    passed_by bigint default 0,
+    passed_by bigint not null default 0,
     primary key (replay, seq)
 );
 comment on table outbox.replay_progress is
@@ -89,14 +93,3 @@ create table outbox.replay_exception (
 );
 comment on table outbox.replay_exception is
     'Events that a replay means and did not deliver, with the reason.';
-
--- The rate of a replay across all relays: `tokens` events may be read now, and `rate` more each second.
-create table outbox.replay_rate (
-    replay bigint primary key references outbox.replay(id) on delete cascade,
-    rate integer not null,
-    tokens double precision not null,
-    at timestamptz not null default clock_timestamp()
-) with (fillfactor = 50);
-comment on table outbox.replay_rate is
-    'The rate of a replay across all its relays.';
-

@@ -19,8 +19,7 @@ NAMED = 200
 """Number of events that are named by their uids."""
 SECONDS = (5, 20)
 """Age of the oldest event of a replay by time."""
-TICK = "select seq, snapshot::text, next_xid, incarnation, generations from outbox_internal.action_tick()"
-START = "select id from outbox.start_replay(%s, null, null, %s, %s::pg_snapshot, %s, %s, %s, 'chaos', null)"
+START = "select id from outbox.start_replay(%s, null, null, 'chaos', null)"
 UIDS = """select uid::text from outbox.event
  where id > (select max(id) from outbox.event) - 20000 order by random() limit %s"""
 ENDED = """select r.id, r.target, r.state, r.counted, n.delivered, n.failed, coalesce(n.passed_by, 0)
@@ -94,9 +93,7 @@ class Replay:
                 wanted["key"] = f"key-{rng.randrange(0, self.keys, 4)}"
             case _:
                 wanted["uids"] = [uid for (uid,) in connection.execute(UIDS, (NAMED,))]
-        tick = connection.execute(TICK).fetchone()
-        assert tick is not None
-        started = connection.execute(START, (json.dumps(wanted), *tick)).fetchone()
+        started = connection.execute(START, (json.dumps(wanted),)).fetchone()
         assert started is not None
         return int(started[0])
 

@@ -15,10 +15,9 @@ ACTIONS = [
     "select from outbox.discard_deliveries('{}', reason => 'x')",
     "select from outbox.drop_sink('s', false, 1, 'x', null)",
     "select outbox.rename_sink('s', 't', 'x', null)",
-    "select from outbox.seek_sink('s', 'now', %s, %s::pg_snapshot, %s, %s, %s, 'x', null)",
+    "select from outbox.seek_sink('s', 'now', 'x', null)",
 ]
 IDLE = "select set_config('idle_in_transaction_session_timeout', %s, false)"
-TICK = "select seq, snapshot::text, next_xid, incarnation, generations from outbox_internal.action_tick()"
 
 
 def idle_after(database: Database, action: str, before: str) -> tuple[Any, ...]:
@@ -26,9 +25,8 @@ def idle_after(database: Database, action: str, before: str) -> tuple[Any, ...]:
     show = b"show idle_in_transaction_session_timeout"
     with database.connect(autocommit=True) as connection:
         connection.execute(IDLE, (before,))
-        tick = connection.execute(TICK).fetchone() if "seek" in action else ()
         with connection.transaction():
-            connection.execute(action.encode(), tick)
+            connection.execute(action.encode())
             [(inside,)] = connection.execute(show).fetchall()
         [(after,)] = connection.execute(show).fetchall()
     return inside, after
@@ -67,10 +65,8 @@ def test_an_idle_transaction_ends_with_its_locks(database: Database) -> None:
 def test_an_action_on_a_sink_waits_for_a_rebase_without_a_deadlock(database: Database, action: str) -> None:
     register(database, "s")
     with database.connect() as rebase:
-        tick = rebase.execute(TICK).fetchone() if "seek_sink" in action else ()
-        rebase.commit()
         rebase.execute("lock table outbox.event in access exclusive mode")  # what rebase does first of all
-        with begun(database, lambda connection: connection.execute(action.encode(), tick)) as acted:
+        with begun(database, lambda connection: connection.execute(action.encode())) as acted:
             rebase.execute("lock table outbox.sink in access exclusive mode")
             rebase.commit()
             acted.result(SECONDS)

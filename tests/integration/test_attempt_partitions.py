@@ -61,8 +61,8 @@ def test_partitions_are_made_ahead_and_each_finds_a_uid_by_its_index(database: D
     today = datetime.now(UTC)
     wanted = [*(name_of(today + timedelta(days=n)) for n in range(4)), "attempt_default"]
     assert [name for (name,) in query(database, PARTITIONS)] == wanted
-    assert query(database, "select outbox_internal.make_attempt_partitions(5)") == [(2,)]
-    assert query(database, "select outbox_internal.make_attempt_partitions(null)") == [(0,)]
+    assert query(database, "select outbox_internal.make_partitions(5, 'attempt')") == [(2,)]
+    assert query(database, "select outbox_internal.make_partitions(null, 'attempt')") == [(0,)]
     assert len(query(database, PARTITIONS)) == 7
     indexed = query(
         database,
@@ -75,7 +75,7 @@ def test_no_partition_is_made_for_a_day_of_which_the_default_partition_has_an_at
     ahead = datetime.now(UTC).replace(hour=12) + timedelta(days=5)
     with database.connect(autocommit=True) as connection:
         connection.execute(PUT.encode(), (ahead,))
-    assert query(database, "select outbox_internal.make_attempt_partitions(7)") == [(3,)]
+    assert query(database, "select outbox_internal.make_partitions(7, 'attempt')") == [(3,)]
     assert name_of(ahead) not in {name for (name,) in query(database, PARTITIONS)}
     assert query(database, "select count(*) from outbox.attempt") == [(1,)]
 
@@ -109,7 +109,7 @@ def test_one_session_at_a_time_makes_or_removes_partitions_and_none_waits(databa
     with database.connect() as other:
         other.execute("lock table only outbox.attempt in share update exclusive mode")
         assert trim(database) == 0
-        assert query(database, "select outbox_internal.make_attempt_partitions(9)") == [(0,)]
+        assert query(database, "select outbox_internal.make_partitions(9, 'attempt')") == [(0,)]
 
 
 def test_a_partition_in_use_is_dropped_later(database: Database) -> None:
@@ -126,7 +126,7 @@ def test_default_privileges_of_the_owner_give_no_attempt_away(empty_database: Da
         with empty_database.connect(autocommit=True) as admin_connection:
             admin_connection.execute(f"alter default privileges grant all on tables to {curious}, public".encode())
         migrate(empty_database.dsn)
-        query(empty_database, "select outbox_internal.make_attempt_partitions(9)")
+        query(empty_database, "select outbox_internal.make_partitions(9, 'attempt')")
         for (name,) in query(empty_database, PARTITIONS):
             with empty_database.connect(user=curious) as connection, pytest.raises(errors.InsufficientPrivilege):
                 connection.execute(sql.SQL("select from outbox.{}").format(sql.Identifier(name)))
@@ -140,7 +140,7 @@ def test_a_relay_adds_and_reads_attempts_and_changes_none(database: Database) ->
         with database.connect(user=relay, autocommit=True) as connection:
             connection.execute(RECORD)
             assert connection.execute("select count(*) from outbox.attempt").fetchone() == (1,)
-            connection.execute("select outbox_internal.make_attempt_partitions()")
+            connection.execute("select outbox_internal.make_partitions(parent => 'attempt')")
             trim(database, user=relay)
             with pytest.raises(errors.InsufficientPrivilege):
                 connection.execute("truncate outbox.attempt")

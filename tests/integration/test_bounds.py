@@ -308,21 +308,6 @@ async def test_rows_that_no_relay_can_deliver_are_dead_with_their_reason_and_the
     ]
 
 
-CLAIM_OF_VERSION_1 = """
-select id, shard, uid, type, key, payload, content_type, headers, deliver_at, created_at, ordered, attempts, claims
-  from outbox_internal.claim_rows('s', gen_random_uuid(), gen_random_uuid(), 20, 100, 1000000000, false, '{}', true,
-                                  false, true)
- order by id"""
-
-
-def test_a_relay_made_for_version_1_claims_what_it_claimed(database: Database) -> None:
-    add_waiting(database, 1, "k")
-    add_waiting(database, 2, "k", b"x" * (1 << 20) + b"x")
-    add_waiting(database, 3, None)
-    query(database, "update outbox.delivery set created_at = now() returning 1")
-    assert [(row[0], len(row[5])) for row in query(database, CLAIM_OF_VERSION_1)] == [(1, 2), (2, 1048577), (3, 2)]
-
-
 def test_held_keys_come_in_steps_and_only_those_with_held_rows(database: Database) -> None:
     for event in range(1, 31):
         add_waiting(database, event, f"k{event % 10}")

@@ -27,9 +27,8 @@ from tests.support.wait import auntil, until
 SHORT_LEASE = 1.5
 NARROW = spec("s", patterns=("a",), types=("a",))
 WIDE = spec("s", patterns=("a", "b"), types=("a", "b"))
-TICK = "seq, snapshot, next_xid, incarnation, generations, 'tester', null) from outbox_internal.action_tick()"
 REMOVALS = {
-    "function": "select outbox_internal.remove_sink('s')",
+    "function": "select outbox.drop_sink('s', true, 1000, null, null)",
     "by hand": "delete from outbox.sink where name = 's'",
 }
 
@@ -69,11 +68,11 @@ def do(database: Database, statement: str) -> None:
         "insert into outbox.sink (name, patterns, start) values ('t', '{a}', 'now')",
         "delete from outbox.sink",
         "truncate outbox.sink cascade",
-        "select outbox_internal.remove_sink('s')",
+        "select outbox.drop_sink('s', true, 1000, null, null)",
         "select outbox.rebase()",
         "select outbox.rename_sink('s', 'new', 'tester', null)",
-        f"select outbox.seek_sink('s', 'beginning', {TICK}",
-        f"""select outbox.start_replay('{{"sink": "s", "since": "PT1H"}}', null, null, {TICK}""",
+        "select outbox.seek_sink('s', 'beginning', 'tester', null)",
+        """select outbox.start_replay('{"sink": "s", "since": "PT1H"}', null, null, 'tester', null)""",
     ],
 )
 def test_every_change_of_the_configuration_raises_the_counter(database: Database, change: str) -> None:
@@ -173,7 +172,7 @@ async def test_nothing_that_an_old_relay_writes_of_a_removed_sink_counts(databas
         end = Position(await old.tick())
         old.know_epochs("s")
         await old.park("s", old.row(wanted[0]))
-        old.do("select outbox_internal.remove_sink('s')")
+        old.do("select outbox.drop_sink('s', true, 1000, null, null)")
         await old.place("s", end)
         with pytest.raises(LeaseLost):
             await old.park("s", old.row(wanted[1]))
@@ -202,7 +201,7 @@ def test_rows_that_were_left_of_a_removed_sink_do_not_swallow_events(database: D
 def test_a_sink_that_is_not_there_cannot_be_removed(database: Database) -> None:
     register(database, "crm", '["*"]')
     with pytest.raises(psycopg.errors.NoDataFound, match="there is no sink 'crmm'") as refused:
-        do(database, "select outbox_internal.remove_sink('crmm')")
+        do(database, "select outbox.drop_sink('crmm', true, 1000, null, null)")
     assert refused.value.diag.message_hint == "There are: crm"
     assert query(database, "select count(*) from outbox.shard") == [(SHARDS,)]
 

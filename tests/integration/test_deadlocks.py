@@ -79,7 +79,7 @@ def put_behind(connection: Connection, *shards: int) -> None:
 
 def remove(connection: Connection) -> Any:
     as_they_lie(connection)
-    return connection.execute("select outbox_internal.remove_sink(%s)", (SINK,)).fetchone()
+    return connection.execute("select deliveries from outbox.drop_sink(%s, true, 1000, null, null)", (SINK,)).fetchone()
 
 
 def test_removal_of_a_sink_waits_for_its_shards_in_the_order_of_all_others(database: Database) -> None:
@@ -110,6 +110,20 @@ def test_shards_are_changed_in_one_order_however_they_lie_in_the_table(database:
             assert (renewed.result(SECONDS), changed.result(SECONDS)) == (3, 3)
 
 
+def test_limits_of_sinks_are_stated_in_one_order_however_they_lie_in_the_table(database: Database) -> None:
+    """Goes red when relays that start at a time lock the same sinks in different orders."""
+    limits = {"limits": Jsonb([{"sink": name, "rate_per_second": 7} for name in "ba"]), "server": None}
+    with database.connect() as third:
+        for name in "ba":
+            third.execute("insert into outbox.sink (name, patterns, start) values (%s, '{*}', 'now')", (name,))
+        third.commit()
+        third.execute("select from outbox.sink where name = 'a' for update")
+        with begun(database, lambda one: one.execute(SQL["state_limits"], limits).rowcount) as stated:
+            assert third.execute("select from outbox.sink where name = 'b' for update nowait").rowcount == 1
+            third.commit()
+            assert stated.result(SECONDS) == 2
+
+
 # -- rows -----------------------------------------------------------------------------------------------------------
 
 ROWS = """
@@ -121,7 +135,7 @@ select %s, n, 0, 'waiting', false, now(), %s, now() + interval '1 hour', %s, gen
 
 def remove_patiently(connection: Connection) -> Any:
     """Remove the sink, and look for a deadlock only once there certainly is one: a server looks once for each wait."""
-    connection.execute("set deadlock_timeout = '5s'")
+    connection.execute("set deadlock_timeout = '2s'")
     return remove(connection)
 
 

@@ -326,7 +326,7 @@ async def test_marks_go_with_their_sink(books: Ledger) -> None:
     await books.park("s", books.row(event_id, "dead"))
     await books.catch_up("s")
     await discard(books, {})
-    books.query("select outbox_internal.remove_sink('s')")
+    books.query("select outbox.drop_sink('s', true, 1000, null, null)")
     assert books.query("select count(*) from outbox.discarded") == [(0,)]
 
 

@@ -216,7 +216,7 @@ LIMITS: list[tuple[dict[str, Any], str | None]] = [
 @pytest.mark.parametrize("content_type", ["application/json", "x/y"], ids=["usual", "unusual"])
 @pytest.mark.parametrize(("fields", "said"), LIMITS, ids=range(len(LIMITS)))
 def test_limits(conn: psycopg.Connection[Any], content_type: str, fields: dict[str, Any], said: str | None) -> None:
-    """Events that ``outbox_internal.is_usual`` may know, and others, at which ``outbox_internal.event_fault`` looks."""
+    """Events as most are, and others, at which ``outbox_internal.event_fault`` looks."""
     given: dict[str, Any] = {"type": "t", "payload": b"", "content_type": content_type, **fields}
     event = outbox.Event(**given)
     if said is None:

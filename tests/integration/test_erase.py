@@ -99,9 +99,10 @@ async def test_one_event_is_erased_by_its_uid(books: Ledger) -> None:
     await books.catch_up("s")
     erasure = Erasure(books.database, {"uid": uid})
     erasure.step()
+    assert uid not in str(books.query("select * from outbox.erasure"))
     assert erasure.run()["done"] == 1
     assert books.query("select id from outbox.event where key is not null") == [(other,)]
-    assert books.query("select filter from outbox.audit") == [({"uids": [uid]},)]
+    assert uid not in str(books.query("select * from outbox.audit"))
     again = await aerase(books.database, "--uid", uid)
     assert (again.code, again.out) == (0, "0 events erased\n")
 

@@ -266,7 +266,7 @@ def test_the_content_type_of_erased_events_is_refused(database: Database, conten
 
 def test_new_partitions_compute_no_shard_and_keep_no_statistics(database: Database) -> None:
     call(database, "select outbox_internal.make_partitions(9)")
-    call(database, "select outbox_internal.make_attempt_partitions(9)")
+    call(database, "select outbox_internal.make_partitions(9, 'attempt')")
     assert (
         query(database, "select attrelid::regclass from pg_attribute where attname = 'shard' and attgenerated <> ''")
         == []

@@ -240,7 +240,7 @@ async def test_a_renamed_sink_keeps_its_positions(owner: Ledger) -> None:
     owner.query("select outbox.rename_sink('s', 'other', null, null)")
     after = "select shard, a_seq, last_id from outbox.standing where sink = 'other' order by shard"
     assert owner.query(after) == before
-    owner.query("select outbox_internal.remove_sink('other')")
+    owner.query("select outbox.drop_sink('other', true, 1000, null, null)")
     await owner.register(("other", ["*"], "now"))
     assert owner.query("select count(*) from outbox.standing where sink = 'other'") == [(SHARDS,)]
 

@@ -76,7 +76,7 @@ async def test_a_trim_that_fails_is_followed_by_smaller_ones() -> None:
 async def test_positions_of_names_that_are_gone_are_removed_and_no_others(database: Database) -> None:
     """Goes red when the ledger is trimmed by the names of sinks only: the rest would stay for good."""
     query(database, SINKS, 3)
-    query(database, "select outbox_internal.remove_sink('idle-1')")
+    query(database, "select outbox.drop_sink('idle-1', true, 1000, null, null)")
     query(database, "select outbox.rename_sink('idle-2', 'other', null, null)")
     late = """
 insert into outbox.progress (sink, shards, epochs, a_seq, a_snapshot, a_next, last_id)

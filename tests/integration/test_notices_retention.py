@@ -76,7 +76,7 @@ def test_notices_are_archived_and_emptied_as_other_events_are(database: Database
     call(database, moved, date_ago(11))
     assert events_of(owner, table_ago(11)) == 4
     for sink in ("crm", "ops"):
-        call(database, "select outbox_internal.remove_sink(%s)", sink)
+        call(database, "select deliveries from outbox.drop_sink(%s, true, 1000, null, null)", sink)
     emit_ago(owner, 0)  # the clock of the newest event is today's
     retention(database, "run")
     assert events_of(owner, table_ago(11)) == 0

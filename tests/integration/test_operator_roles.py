@@ -174,7 +174,7 @@ def test_payloads_are_shown_to_their_kind(shared_place: Place, command: tuple[st
         "select to_jsonb(d) from outbox.delivery d",
         "select * from outbox.event",
         "select * from outbox_internal.read_rest('{1}', null, '3:3:', '3:3:', 0, 10, 1, 1)",
-        "select * from outbox_internal.claim_rows('crm', null, null, 1, 1, 1, false, '{}', false, false, false)",
+        "select * from outbox_internal.claim_rows('crm', null, null, 1, 1, 1, false, '{}', false, false)",
         "select hash_key from outbox.secret",
         "select retention from outbox.relay",
         "select r from outbox.relay r",
@@ -188,7 +188,6 @@ def test_payloads_are_shown_to_their_kind(shared_place: Place, command: tuple[st
         "update outbox.sink set probes = 1",
         "delete from outbox.discarded",
         "select outbox.emit('t', '1')",
-        "select outbox_internal.remove_sink('crm')",
     ],
 )
 def test_what_people_may_not(shared_place: Place, kind: str, statement: str) -> None:

@@ -369,7 +369,6 @@ def test_row_of_another_event_stands_for_none(connection: Connection, sink: str)
 
 # -- claiming rows ------------------------------------------------------------------------------------------------
 
-
 LARGE = Jsonb({"h": "x" * 9_990})
 """Headers of a little less than 10,000 bytes."""
 
@@ -718,19 +717,11 @@ def test_rows_without_a_key_wait_for_nobody(connection: Connection, sink: str) -
     assert claimed(connection, sink) == [2, 3]
 
 
-SWEEP = """
-select id from outbox_internal.claim_rows(%s, %s, gen_random_uuid(), 20, 100, 1000000000, false, '{}', true, false,
-                                          false)
- order by id"""
-"""As relays made for version 1 claim the heads of all keys."""
-
-
-def test_held_rows_are_found_by_the_keys_given_or_by_a_sweep(connection: Connection, sink: str) -> None:
+def test_held_rows_are_found_by_the_keys_given(connection: Connection, sink: str) -> None:
     for event, key in enumerate(["a", "b", "c", "a"], start=1):
         add(connection, sink, event, key=key, state="held")
     assert claimed(connection, sink, keys=[]) == []
     assert claimed(connection, sink, keys=["b", "nothing"]) == [2]
-    assert connection.execute(SWEEP, (sink, ME)).fetchall() == [(1,), (3,)]
 
 
 def test_earliest_due_rows_are_claimed_first(connection: Connection, sink: str) -> None:
@@ -835,7 +826,6 @@ def test_no_row_is_claimed_twice_however_many_claim(database: Database, connecti
 
 PAUSE = 77_001
 """The advisory lock at which the claim below pauses."""
-
 
 BEHIND, CHOSEN = "if with_followers", "chosen := array(\n            select c.id"
 """The part of a claim after the pause, from the rows behind the first ones of their keys on."""

@@ -143,7 +143,7 @@ async def test_the_client_of_a_sink_that_was_removed_is_closed(
     file = config(database, receiver, tmp_path)
     async with serving(file):
         await becomes(lambda: query(database, "select 1 from outbox.sink"), "the sink is registered")
-        query(database, "select outbox_internal.remove_sink('crm')")
+        query(database, "select outbox.drop_sink('crm', true, 1000, null, null)")
         reload(file, 3)
         await becomes(lambda: len(clients.opened) == 2, "the client is made")
     clients.judge(2)

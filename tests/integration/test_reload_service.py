@@ -268,7 +268,7 @@ def test_a_sink_that_was_removed_is_not_registered_again_by_a_reload(
     database: Database, receiver: Receiver, tmp_path: Path
 ) -> None:
     with RelayService(tmp_path, webhook_config(database.dsn, receiver, tmp_path), expects={"lease_lost"}) as relay:
-        query(database, "select outbox_internal.remove_sink('crm')")
+        query(database, "select outbox.drop_sink('crm', true, 1000, null, null)")
         rewrite(relay, MORE)
         until(lambda: REFUSED in events(relay), seconds=20, what="it is refused")
         [said] = [line["reason"] for line in relay.lines() if line.get("event") == REFUSED]
@@ -278,7 +278,7 @@ def test_a_sink_that_was_removed_is_not_registered_again_by_a_reload(
 
 
 @pytest.mark.parametrize(
-    "removal", ["outbox_internal.remove_sink('erp')", "outbox.drop_sink('erp', false, 1000, null, null)"]
+    "removal", ["outbox.drop_sink('erp', true, 1000, null, null)", "outbox.drop_sink('erp', false, 1000, null, null)"]
 )
 def test_a_removed_sink_does_not_prevent_the_changes_of_the_others(
     database: Database, receiver: Receiver, tmp_path: Path, removal: str

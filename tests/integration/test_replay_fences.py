@@ -274,7 +274,7 @@ def test_the_rate_saves_up_one_second_at_most_and_owes_what_was_taken_too_much(d
     register(database, "t")
     call(database, "select outbox.emit('t', '1')")
     start(database, to="t", since="PT1H", rate=50)
-    call(database, "update outbox.replay_rate set at = now() - interval '1 hour'")
+    call(database, "update outbox.replay set tokens_at = now() - interval '1 hour'")
     [(allowed,)] = query(database, "select outbox_internal.spend_replay(1, 0)")
     assert allowed == 50
     [(owed,)] = query(database, "select outbox_internal.spend_replay(1, 200)")

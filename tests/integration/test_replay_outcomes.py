@@ -62,7 +62,7 @@ async def test_a_replay_that_delivered_an_event_settles_it_as_its_position_moves
     assert books.query("select cleared from outbox.replay") == [(True,)]
     assert await judged(books, 4) == ("settled", [{"id": 1, "state": "done", "outcome": "delivered"}])
     assert await said(books, 4) == "s  delivered; no record was kept; in replay 1 (done): delivered"
-    assert books.query("select state from outbox_internal.event_states(%s)", books.uid(4)) == [("settled",)]
+    assert books.query("select outbox.why(%s) #>> '{sinks, s, state}'", books.uid(4)) == [("settled",)]
 
 
 async def test_a_cancelled_replay_is_judged_by_the_positions_that_it_reached(books: ReplayLedger) -> None:

@@ -79,7 +79,7 @@ def test_each_day_of_forty_is_kept_by_what_needs_it_alone(database: Database, ow
     assert all(f"replay {replay}" in ended.json["kept"][day] for day in for_replay)
     assert all("sink crm (paused)" in ended.json["kept"][day] for day in for_sink)
     assert [events_of(owner, table_ago(n)) for n in (38, 37, 36, 21, 20, 8, 7, 4)] == [3, 3, 0, 0, 3, 3, 3, 3]
-    owner.execute("select outbox_internal.remove_sink('crm')")
+    owner.execute("select outbox.drop_sink('crm', true, 1000, null, null)")
     act(database, "cancel", replay)
     assert retention(database, "run", "--json").json["left"] == 0
     assert one(owner, "select count(*) from outbox.delivery where state = 'dead'") == 1
@@ -116,7 +116,7 @@ def test_status_says_what_keeps_a_day_now_though_no_pass_was_done_for_hours(
     keep(owner, 5)
     retention(database, "run")
     assert "no pass" not in retention(database, "status").out
-    owner.execute("select outbox_internal.remove_sink('crm')")
+    owner.execute("select outbox.drop_sink('crm', true, 1000, null, null)")
     owner.execute("update outbox.retention set clock_mark = clock_mark - interval '3 hours'")
     said = retention(database, "status").out
     assert "no pass since 20" in said
@@ -347,21 +347,18 @@ def test_a_clock_that_comes_back_ends_the_wait(database: Database, owner: Connec
 
 
 @pytest.mark.parametrize(
-    ("unset", "files", "days"),
+    ("files", "days"),
     [
-        (30, [None], 30),
-        (30, [said(7)], 7),
-        (30, [said(7), None], 30),
-        (0, [None], 0),
-        (0, [said(7), None], 7),
-        (0, [said(7), said(90)], 90),
-        (30, [said(7), said(0), said(90)], 0),
+        ([None], 30),
+        ([said(7)], 7),
+        ([said(7), None], 30),
+        ([said(7), said(90)], 90),
+        ([said(7), said(0), said(90)], 0),
     ],
 )
 def test_the_largest_value_of_the_live_relays_counts(
-    owner: Connection, unset: int, files: list[dict[str, Any] | None], days: int
+    owner: Connection, files: list[dict[str, Any] | None], days: int
 ) -> None:
-    owner.execute("update outbox.retention set unset_days = %s, keep_days = %s", (unset, unset))
     for each in files:
         relay_says(owner, each)
     relay_says(owner, said(365), "11 minutes")
@@ -410,7 +407,7 @@ def test_more_is_kept_at_once_and_less_a_day_later_or_when_a_person_says_so(owne
 
 def test_a_new_database_keeps_30_days(database: Database) -> None:
     with database.connect(autocommit=True) as connection:
-        assert one(connection, "select (unset_days, keep_days)::text from outbox.retention") == "(30,30)"
+        assert one(connection, "select keep_days from outbox.retention") == 30
 
 
 def test_numbers_of_another_cluster_do_not_keep_a_day(owner: Connection) -> None:
@@ -422,7 +419,7 @@ def test_numbers_of_another_cluster_do_not_keep_a_day(owner: Connection) -> None
     keep(owner, 5)
     lease = begin(owner)
     assert [keeper["name"] for keeper in check(owner, date_ago(12), lease)] == ["crm"]
-    owner.execute("select outbox_internal.remove_sink('crm')")
+    owner.execute("select outbox.drop_sink('crm', true, 1000, null, null)")
     assert check(owner, date_ago(12), lease) == []
     assert empty(owner, date_ago(12), lease) == "emptied"
 

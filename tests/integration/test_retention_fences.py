@@ -136,5 +136,5 @@ def test_a_day_is_checked_without_a_look_at_the_default_partition(owner: Connect
         before = one(owner, scans)
         assert is_archived(owner, archived)
         assert one(owner, scans) == before
-        owner.execute("select * from outbox_internal.due_days()")
+        owner.execute("select * from outbox_internal.past_days()")
         assert one(owner, scans) > before

@@ -85,16 +85,6 @@ def test_a_relay_cannot_lower_the_policy_at_once(database: Database, owner: Conn
             )
 
 
-def test_the_first_file_of_an_older_database_waits_for_the_others(owner: Connection) -> None:
-    owner.execute("update outbox.retention set unset_days = 0, keep_days = 0, keep_uids_days = 0")
-    me = uuid4()
-    relay_says(owner, None)
-    assert asks(owner, me, 30) == 0
-    assert one(owner, "select stated from outbox.retention") is False
-    wait_for(owner, 25)
-    assert asks(owner, me, 30) == 30
-
-
 @pytest.mark.parametrize("name", ["keep_days", "keep_uids_days"])
 def test_the_first_file_of_a_new_database_waits_a_day_if_it_would_empty_something_at_once(
     owner: Connection, name: str

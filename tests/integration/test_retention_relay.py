@@ -112,7 +112,7 @@ async def test_what_keeps_a_day_is_logged_once(database: Database, owner: Connec
 
             await auntil(passed, seconds=SECONDS, what="a dozen passes")
             assert blocked() == [date_ago(12), date_ago(11)]
-            owner.execute("select outbox_internal.remove_sink('crm')")
+            owner.execute("select outbox.drop_sink('crm', true, 1000, null, null)")
             await gone(owner, 12, 11)
         assert blocked() == [date_ago(12), date_ago(11)]
 
@@ -221,27 +221,6 @@ async def test_a_relay_without_passes_says_once_that_no_relay_empties_days(
             await auntil(passed, seconds=SECONDS, what="some passes")
             await auntil(says_so, seconds=SECONDS, what="status says so")
     assert [(line["event"], line["days"]) for line in logs] == [("retention.idle", 2)]
-
-
-async def test_a_file_without_retention_empties_nothing_in_an_older_database(
-    database: Database, owner: Connection, relay: str
-) -> None:
-    owner.execute("update outbox.retention set unset_days = 0, keep_days = 0, keep_uids_days = 0, stated = false")
-
-    async def passed() -> bool:
-        return owner.execute("select epoch > 5 from outbox.retention").fetchone() == (True,)
-
-    async def asked() -> bool:
-        return owner.execute("select lower_since is not null from outbox.retention").fetchone() == (True,)
-
-    async with passes(database.dsn_as(relay), None):
-        await auntil(passed, seconds=SECONDS, what="some passes")
-        assert events_of(owner, table_ago(12)) == 3
-        async with passes(database.dsn_as(relay), RetentionSettings(keep_days=5)):
-            await auntil(asked, seconds=SECONDS, what="the file is weighed")
-            assert events_of(owner, table_ago(12)) == 3
-            owner.execute("update outbox.retention set lower_since = now() - interval '25 hours'")
-            await gone(owner, 12, 11)
 
 
 @pytest.mark.parametrize("as_relay", [False, True], ids=["owner", "the relay's role"])

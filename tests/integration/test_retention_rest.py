@@ -48,7 +48,7 @@ def test_old_events_of_the_default_partition_go_and_newer_ones_stay(database: Da
     keep(owner, 5)
     register(owner, "crm", "beginning")
     assert set(retention(database, "run", "--json").json["kept"]) == {"default"}
-    owner.execute("select outbox_internal.remove_sink('crm')")
+    owner.execute("select outbox.drop_sink('crm', true, 1000, null, null)")
     assert retention(database, "run", "--json").json["emptied"] == ["default"]
     assert events_of(owner, "event_default") == 3
     recorded = owner.execute("select count from outbox.audit where action = 'retention' order by id").fetchall()
@@ -63,7 +63,7 @@ def test_an_empty_partition_is_removed_and_one_with_an_event_is_not(database: Da
     assert retention(database, "run", "--json").json["done"] == 2
     assert one(owner, "select to_regclass(%s)::text", f"outbox.{table_ago(12)}") is None
     emit_ago(owner, 11)
-    [(again,)] = owner.execute("select day from outbox_internal.due_days()").fetchall()
+    [(again,)] = owner.execute("select day::text from outbox_internal.past_days()").fetchall()
     assert again == date_ago(11)
     assert one(owner, f"select outbox_internal.drop_day({begin(owner)})") is None
     assert events_of(owner, table_ago(11)) == 1

@@ -16,10 +16,12 @@ from psycopg import errors
 
 from outbox_relay import outbox
 from outbox_relay.outbox import InvalidEvent
+from outbox_relay.postgres.migrations import migrate
 from tests.support.command import inside
 from tests.support.database import Database, query
 from tests.support.memory_sink import BOTH, MemorySink
 from tests.support.relay_harness import RelayHarness, running, spec
+from tests.support.roles import new_role
 from tests.support.wait import auntil, becomes
 
 HOUR = timedelta(hours=1)
@@ -174,6 +176,37 @@ def test_one_session_at_a_time_lets_events_enter(database: Database, conn: psyco
     assert call(database, ENTER) is None
     conn.commit()
     assert call(database, ENTER) == 2
+
+
+def test_no_other_role_stops_entries(database: Database) -> None:
+    """Goes red when entries exclude each other by an advisory lock, which any role of the database may hold."""
+    due(database, 1)
+    with new_role(database, "anybody") as name, database.connect(user=name) as holder:
+        holder.execute("select pg_advisory_lock(1869967971, n) from generate_series(1, 9) n")
+        assert call(database, ENTER) == 1
+
+
+def test_a_role_that_was_renamed_still_changes_its_events(database: Database) -> None:
+    """Goes red when a role has its scheduled events by its name alone."""
+    with new_role(database, "shop") as name, new_role(database, "other") as other:
+        migrate(database.dsn, grant_emit=[name, other])
+        with database.connect(user=name) as shop:
+            uids = [outbox.emit(shop, "job", 1, deliver_at=datetime.now(UTC) + HOUR) for _ in range(2)]
+        with database.connect(autocommit=True) as owner:
+            owner.execute(f"alter role {name} rename to {name}_now".encode())
+        try:
+            with database.connect(user=f"{name}_now", autocommit=True) as shop:
+                assert outbox.cancel(shop, uids[0]) is True
+                assert outbox.reschedule(shop, uids[1], datetime.now(UTC) - HOUR) is True
+                assert shop.execute("select outbox.emit('job', '1', uid => %s)", (uids[1],)).fetchone() == (uids[1],)
+                assert call(database, ENTER) == 1
+                assert shop.execute("select outbox.emit('job', '1', uid => %s)", (uids[1],)).fetchone() == (uids[1],)
+            with database.connect(user=other) as stranger, pytest.raises(psycopg.errors.InvalidParameterValue):
+                stranger.execute("select outbox.emit('job', '1', uid => %s)", (uids[1],))
+        finally:
+            with database.connect(autocommit=True) as owner:
+                owner.execute(f"alter role {name}_now rename to {name}".encode())
+    assert call(database, "select count(*) from outbox.event") == 1
 
 
 def test_a_look_behind_a_place_leaves_out_what_is_before_it(database: Database) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 from psycopg import errors
@@ -15,9 +14,10 @@ from tests.support.command import inside
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit, has, ids, in_order
 from tests.support.ledger import ledger
+from tests.support.lock_waits import SECONDS, begun
 from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import RelayHarness, running, spec
-from tests.support.sink_actions import audited, call, register, seek, take_tick
+from tests.support.sink_actions import audited, call, register, seek
 from tests.support.wait import auntil
 
 SHORT_LEASE = 3.0
@@ -25,6 +25,7 @@ KEYS = [f"k{n % 7}" for n in range(40)]
 BACKLOG = "select events from outbox_internal.backlog('s', null, 1000, 5.0)"
 FOREIGN = "update outbox.event set xid = (xid::text::bigint + 1000000)::text::xid8"
 """Transaction numbers of another cluster, which this one has not given out."""
+SEEK = "select from outbox.seek_sink('s', %s, 'tester', null)"
 AGE = "update outbox.event set created_at = created_at - interval '1 hour'"
 
 
@@ -101,7 +102,7 @@ async def test_an_event_with_a_lower_id_that_is_committed_meanwhile_is_delivered
     """Goes red when the tick is taken after the lowest id was looked up, or is not used."""
     register(database, "s")
     sink = MemorySink()
-    with database.connect() as long, database.connect() as longer:
+    with database.connect() as long, database.connect() as longer, database.connect() as holder:
         low, lowest = (
             connection.execute("select outbox.emit_raw('t', '1', key => 'late') is not null").fetchone()
             and connection.execute("select currval('outbox.event_id_seq')").fetchone()
@@ -109,9 +110,11 @@ async def test_an_event_with_a_lower_id_that_is_committed_meanwhile_is_delivered
         )
         [(at,)] = query(database, "select clock_timestamp()::text")
         wanted = emit(database, KEYS)
-        tick = take_tick(database)
-        long.commit()
-        seek(database, "s", at, tick)
+        holder.execute("lock table outbox.sink in share row exclusive mode")
+        with begun(database, lambda one: one.execute(SEEK, (at,)).fetchall()) as sought:
+            long.commit()
+            holder.commit()
+            sought.result(SECONDS)
         longer.commit()
     assert low
     assert lowest
@@ -231,36 +234,15 @@ def test_a_time_before_the_log_is_its_beginning(database: Database, to: str) -> 
     assert seek(database, "s", to)["again"] == 1
 
 
-@pytest.mark.parametrize(
-    ("changes", "error"),
-    [
-        ({"generations": 0}, errors.SerializationFailure),
-        ({"incarnation": "another"}, errors.SerializationFailure),
-        ({"incarnation": None}, errors.SerializationFailure),
-        ({"seq": 10**9}, errors.InvalidParameterValue),
-        ({"seq": -1}, errors.InvalidParameterValue),
-        ({"seq": None}, errors.InvalidParameterValue),
-        ({"next_xid": 10**12}, errors.InvalidParameterValue),
-        ({"next_xid": 3}, errors.InvalidParameterValue),
-        ({"snapshot": "9223372036854775807:9223372036854775807:"}, errors.InvalidParameterValue),
-        ({"snapshot": None}, errors.InvalidParameterValue),
-    ],
-)
-def test_a_tick_that_is_none_of_this_log_is_refused(
-    database: Database, changes: dict[str, Any], error: type[Exception]
-) -> None:
+def test_a_seek_is_refused_if_the_configuration_changes_while_it_counts(database: Database) -> None:
     register(database, "s")
-    emit(database, ["a"])
-    with pytest.raises(error):
-        seek(database, "s", "now", take_tick(database) | changes)
-
-
-def test_a_tick_from_before_a_change_of_the_configuration_is_refused(database: Database) -> None:
-    register(database, "s")
-    tick = take_tick(database)
-    register(database, "t")
-    with pytest.raises(errors.SerializationFailure):
-        seek(database, "s", "now", tick)
+    with database.connect() as holder:
+        holder.execute("lock table outbox.sink in share row exclusive mode")
+        with begun(database, lambda one: one.execute(SEEK, ("now",)).fetchall()) as sought:
+            holder.execute("select outbox_internal.raise_config()")
+            holder.commit()
+            with pytest.raises(errors.SerializationFailure):
+                sought.result(SECONDS)
 
 
 def test_seek_says_first_what_it_does_and_asks(database: Database) -> None:

@@ -91,7 +91,7 @@ def test_a_sink_that_does_not_exist_is_refused_by_every_action(database: Databas
         "select outbox.rename_sink(%s, 't', 'x', null)",
         "select outbox.preview_removal(%s, 1, 1, 1)",
         "select outbox.preview_seek(%s, 'now', 1, 1)",
-        "select outbox.seek_sink(%s, 'now', 0, '3:3:', 3, '', 0, 'x', null)",
+        "select outbox.seek_sink(%s, 'now', 'x', null)",
     ):
         with pytest.raises(errors.NoDataFound, match="there is no sink"):
             call(database, statement, name)
@@ -336,8 +336,7 @@ def test_a_name_that_is_taken_is_refused_and_one_of_a_removed_sink_is_not(databa
     [
         "outbox.drop_sink('s', false, 1, 'x', null)",
         "outbox.rename_sink('s', 't', 'x', null)",
-        "outbox.seek_sink('s', 'now', 0, '3:3:', 3, '', 0, 'x', null)",
-        "outbox_internal.action_tick()",
+        "outbox.seek_sink('s', 'now', 'x', null)",
     ],
 )
 def test_a_transaction_that_would_not_see_new_rows_is_refused(database: Database, action: str, level: str) -> None:

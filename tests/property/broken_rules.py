@@ -20,10 +20,10 @@ create trigger own_not before insert on outbox.sink_route for each row execute f
 """No relay delivers on under the routes before."""
 
 IGNORE_REPLAYS = """
-create or replace function outbox_internal.event_states(wanted uuid)
-returns table (sink text, state text, details jsonb)
+create or replace function outbox_internal.replay_outcomes(wanted uuid)
+returns table (sink text, replays jsonb, delivered boolean, settled boolean)
 language sql stable
-as 'select * from outbox_internal.routed_states(wanted)'"""
+as 'select null::text, null::jsonb, null::boolean, null::boolean where false'"""
 """No replay settles an event."""
 KEEP_NOT = """
 create function outbox.keep_not() returns trigger language plpgsql as 'begin return null; end';

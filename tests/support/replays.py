@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.support.database import Database
 from tests.support.memory_sink import MemorySink, Script
-from tests.support.sink_actions import call, take_tick
+from tests.support.sink_actions import call
 from tests.support.wait import auntil
 
 ENDED = ("done", "cancelled")
@@ -45,20 +45,18 @@ def start(
     """Start a replay and return its number."""
     [found] = call(
         database,
-        "select * from outbox.start_replay(%s, %s, %s, %s, %s::pg_snapshot, %s, %s, %s, 'tester', null)",
-        json.dumps({"sink": sink, **filter_}), to, rate, *take_tick(database).values(),
+        "select * from outbox.start_replay(%s, %s, %s, 'tester', null)",
+        json.dumps({"sink": sink, **filter_}), to, rate,
     )  # fmt: skip
     return found["id"]
 
 
 def preview(database: Database, sink: str = "s", *, to: str | None = None, **filter_: Any) -> dict[str, Any]:
     """Return what a replay would deliver."""
-    tick = take_tick(database)
-    values = (tick["seq"], tick["snapshot"], tick["next_xid"])
     [found] = call(
         database,
-        "select * from outbox.preview_replay(%s, %s, %s, %s::pg_snapshot, %s, 10000, 5, 45)",
-        json.dumps({"sink": sink, **filter_}), to, *values,
+        "select * from outbox.preview_replay(%s, %s, 10000, 5, 45)",
+        json.dumps({"sink": sink, **filter_}), to,
     )  # fmt: skip
     return found
 

@@ -45,19 +45,9 @@ def lapse(database: Database) -> None:
     call(database, "update outbox.relay set seen_at = seen_at - interval '1 minute'")
 
 
-def take_tick(database: Database) -> dict[str, Any]:
-    """Return a tick for an action."""
-    [tick] = call(
-        database, "select seq, snapshot::text, next_xid, incarnation, generations from outbox_internal.action_tick()"
-    )
-    return tick
-
-
-def seek(database: Database, sink: str, to: str | None, tick: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Call ``outbox.seek_sink``, by default with a new tick."""
-    values = (take_tick(database) if tick is None else tick).values()
-    text = "select * from outbox.seek_sink(%s, %s, %s, %s::pg_snapshot, %s, %s, %s, 'tester', null)"
-    [found] = call(database, text, sink, to, *values)
+def seek(database: Database, sink: str, to: str | None) -> dict[str, Any]:
+    """Call ``outbox.seek_sink``."""
+    [found] = call(database, "select * from outbox.seek_sink(%s, %s, 'tester', null)", sink, to)
     return found
 
 

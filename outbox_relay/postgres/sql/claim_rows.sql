@@ -2,6 +2,6 @@
 select id, shard, uid, type, key, payload, content_type, headers, deliver_at, created_at, fault, ordered, attempts, claims,
        due, tried
   from outbox_internal.claim_rows(%(sink)s::text, %(owner)s::uuid, %(lease)s::uuid, %(lease_for)s::double precision,
-                         %(rows)s::integer, %(bytes)s::bigint, %(hold)s::boolean, %(keys)s::text[], false,
+                         %(rows)s::integer, %(bytes)s::bigint, %(hold)s::boolean, %(keys)s::text[],
                          %(suspects)s::boolean, %(with_followers)s::boolean, %(most_payload)s::bigint,
                          %(after_due)s::double precision, %(after_id)s::bigint)

@@ -1,2 +1,2 @@
 -- The days that are past keep_days and hold events.
-select day from outbox_internal.due_days()
+select d.day::text as day from outbox_internal.past_days() d

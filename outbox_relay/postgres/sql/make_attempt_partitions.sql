@@ -1,2 +1,2 @@
 -- Create the partitions of recorded attempts for the coming days.
-select outbox_internal.make_attempt_partitions()
+select outbox_internal.make_partitions(parent => 'attempt')

@@ -1,4 +1,4 @@
 -- The events that a replay would deliver.
 select matched, exact, unknown, oldest, paused, relays
-  from outbox.preview_replay(%(filter)s::jsonb, %(to)s, %(seq)s::bigint, %(snapshot)s::pg_snapshot, %(next_xid)s::bigint,
-                             %(most)s::integer, %(seconds)s::double precision, %(alive)s::double precision)
+  from outbox.preview_replay(%(filter)s::jsonb, %(to)s, %(most)s::integer, %(seconds)s::double precision,
+                             %(alive)s::double precision)

@@ -1,3 +1,3 @@
 -- Complete the routes of each sink, and remove those that no event of the log can need; and exceptions of replays; how many were
 -- removed.
-select outbox_internal.trim_routes() + outbox_internal.trim_replay_exceptions() as removed
+select outbox_internal.trim_routes() as removed
