@@ -96,7 +96,7 @@ async def test_a_receiver_that_is_down_opens_the_circuit_whatever_the_number_of_
             [down] = [each for each in await doctor(harness.store) if each.id == "destination-down"]
             assert "refused" in down.evidence.lower()
             [sink] = await harness.store.named("status_sinks", {})
-            assert judge_sink(sink._asdict(), None).word == "destination down"
+            assert judge_sink(sink._asdict(), {}, None, 0).word == "destination down"
             with Receiver(port=port) as receiver:
                 await has_all(receiver, 600)
                 await harness.settled()
