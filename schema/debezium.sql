@@ -134,7 +134,7 @@ $$;
 -- a cast might run code of the table's owner with the rights of the log's owner. Raises an error for a column that is
 -- missing or of a type that Debezium writes in a form of its own.
 create or replace function outbox_internal.debezium_column(
-    outbox_table regclass, name text, out expression text, out json text, out form text, out base regtype
+    outbox_table regclass, name text, out expression text, out as_json text, out form text, out base regtype
 )
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
@@ -168,7 +168,7 @@ begin
         case when base = 'bool'::regtype
              then 'case format(''%%s'', new.%1$I) when ''t'' then ''true'' when ''f'' then ''false'' end'
              else 'case when new.%1$I is not null then format(''%%s'', new.%1$I) end' end, name);
-    json := case form
+    as_json := case form
         when 'bare' then expression
         when 'quoted' then format('outbox_internal.debezium_json(%s)', expression)
         else format('''"'' || translate(encode((%s)::bytea, ''base64''), E''\n'', '''') || ''"''', expression) end;
@@ -205,7 +205,7 @@ begin
         if entry[2] = 'envelope' and array_length(entry, 1) <= 3 then
             envelope := envelope || format(' || %L || coalesce(%s, ''null'')',
                                            ',' || outbox_internal.debezium_json(alias) || ':',
-                                           (outbox_internal.debezium_column(outbox_table, entry[1])).json);
+                                           (outbox_internal.debezium_column(outbox_table, entry[1])).as_json);
             continue;
         end if;
         if entry[2] = 'partition' then
@@ -268,8 +268,8 @@ begin
                          else 'text/plain; charset=utf-8' end;
     payload := case
         when expand then format('case when %1$s ~ ''^[{\[]'' then %1$s else %2$s end', as_is,
-                                (outbox_internal.debezium_column(outbox_table, payload_column)).json)
-        when as_json then (outbox_internal.debezium_column(outbox_table, payload_column)).json
+                                (outbox_internal.debezium_column(outbox_table, payload_column)).as_json)
+        when as_json then (outbox_internal.debezium_column(outbox_table, payload_column)).as_json
         else as_is end;
     if as_json then
         payload := format('coalesce(%s, ''null'')', payload);
@@ -324,7 +324,7 @@ begin
             hint = 'It becomes the uid, by which a consumer knows the event again.';
     end if;
     key := case when outbox_internal.debezium_converter(config, 'key') = 'json'
-                then format('coalesce(%s, ''null'')', (outbox_internal.debezium_column(outbox_table, key_column)).json)
+                then format('coalesce(%s, ''null'')', (outbox_internal.debezium_column(outbox_table, key_column)).as_json)
                 else (outbox_internal.debezium_column(outbox_table, key_column)).expression end;
     route := (outbox_internal.debezium_column(outbox_table, route_column)).expression;
     placed := outbox_internal.debezium_placed(outbox_table, router, id_column, route_column);

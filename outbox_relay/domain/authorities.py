@@ -12,7 +12,7 @@ FILES = (
     "/etc/ssl/ca-bundle.pem",  # SUSE
     "/etc/ssl/cert.pem",  # Alpine, BSD
 )
-"""Where systems keep the certificates of these authorities, in one file."""
+"""The files in which systems keep the certificates of these authorities."""
 
 
 def system_authorities() -> str | None:

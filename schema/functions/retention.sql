@@ -186,7 +186,7 @@ declare
     worked constant timestamptz := case when t.worked_at = '-infinity' then null else least(t.clock_mark, t.worked_at) end;
     days jsonb;
 begin
-    with due as (select d.day, d.before from outbox_internal.past_days() d),
+    with due as (select d.day, coalesce(d.before, 'infinity') as before from outbox_internal.past_days() d),
     known as (
         select p.day, c.part,
                case when x.relname is not null and c.archived_to is null
@@ -366,7 +366,7 @@ begin
         has_past := exists (select from outbox.event_default d where d.created_at < cutoff);
     end if;
     return query
-    select p.day, p.part, case when p.day = '-infinity' then cutoff else 'infinity' end
+    select p.day, p.part, case when p.day = '-infinity' then cutoff end
       from outbox_internal.partitions() p
      where case when p.day <> wanted then false
                 when p.day = '-infinity' then has_past
@@ -395,7 +395,7 @@ declare
     cause text;
 begin
     perform outbox_internal.at_home();
-    select d.before, d.part into due from outbox_internal.past_days(coalesce(check_day.day, 'infinity')) d;
+    select coalesce(d.before, 'infinity') as before, d.part into due from outbox_internal.past_days(coalesce(check_day.day, 'infinity')) d;
     if due is null then
         kept_by := '[]';
         changed := false;

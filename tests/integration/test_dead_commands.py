@@ -69,7 +69,7 @@ def test_lists_are_tables_or_json(database: Database, uid: str) -> None:
     assert row.split()[:6] == [uid, "crm", "order.created", "k", "dead", "0"]
     found = ask(database, "dead", "list", "--json", "--limit", "1").json
     assert (found["total"], found["exact"], found["deliveries"][0]["uid"]) == (1, True, uid)
-    keys = "uid sink type key state attempts error status since due_at"
+    keys = "uid sink type key state attempts error status since due_at last_attempt_at"
     assert " ".join(found["deliveries"][0]) == keys
     summary = ask(database, "dead", "summary", "--json").json
     assert [(g["sink"], g["status"], g["count"]) for g in summary["groups"]] == [("crm", 422, 1)]

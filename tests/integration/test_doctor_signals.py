@@ -311,8 +311,12 @@ async def test_growth_of_the_log_is_found(books: Ledger, monkeypatch: pytest.Mon
 
 
 async def test_every_statement_of_doctor_is_asked(database: Database) -> None:
+    """The last one is asked for sinks in trouble only."""
     store = CountingStore(database.dsn)
     await store.open()
+    with database.connect(autocommit=True) as owner:
+        owner.execute("insert into outbox.sink (name, patterns, start, circuit) values ('s', '{*}', 'now', 'open')")
+        owner.execute("select outbox.emit('a.b', '{}')")
     await doctor(store)
     await store.close()
     assert {path.stem for path in SQL.glob("doctor_*.sql")} <= store.calls.keys()

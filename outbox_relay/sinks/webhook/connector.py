@@ -28,7 +28,7 @@ _UNREACHED = frozenset(("dns_error", "dns_timeout", "connection_refused", "conne
 _NO_WAY = frozenset((errno.ENETUNREACH, errno.EAFNOSUPPORT))
 """Errors for addresses of a family that this machine does not use."""
 _UNKNOWN_AUTHORITY = frozenset((2, 18, 19, 20))
-"""OpenSSL's codes (X509_V_ERR_…) for an issuer that is missing, or a root or a certificate that nobody trusts."""
+"""OpenSSL's codes (X509_V_ERR_…) for an issuer that is missing, or a root or a certificate that is not trusted."""
 _ERRNO = re.compile(r"\[Errno (\d+)\]")
 
 AddrInfo: TypeAlias = tuple[int, int, int, str, tuple[str, int] | tuple[str, int, int, int]]
