@@ -5,5 +5,6 @@ ALIVE_SECONDS = 45.0
 STALE_SECONDS = 10.0
 """Age of the heartbeat from which a live relay is stale, unless half of a lease that it owns is left.
 
-With the default lease, relays write it every 5 s. With a longer one they write it every third of the lease.
+With the default lease, relays write it every 5 s. With a longer one they write it every third of the lease. Without
+shards the lease is not known, and this age is 2.5 times as great.
 """

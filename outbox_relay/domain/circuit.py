@@ -85,6 +85,11 @@ class Circuit:
             self._delay = self._policy.probe_seconds
             self._turn("closed")
 
+    def answered(self, term: int) -> None:
+        """Record that the destination answered an event admitted in ``term``, which says nothing else about it."""
+        if term == self.term:
+            self.unavailable_since = None
+
     def failed(self, event_id: int, reason: str, now: float, term: int) -> bool:
         """Record that the destination answered an event admitted in ``term`` with a failure.
 

@@ -257,7 +257,9 @@ def _not_connected(error: psycopg.OperationalError, dsn: str | None) -> RelayErr
     attempts = list(dict.fromkeys(_attempts(text, where)))
     reasons = list(chain.from_iterable(reasons for _, reasons in attempts))
     connecting = dsn is not None or error.pgconn is not None
-    fix = next(filter(None, map(_fix, reasons)), None) if connecting else None
+    # A host that may come back is waited for. With sslmode=prefer the attempt without TLS comes last.
+    fixes = [_fix(reasons[-1]) for _, reasons in attempts if reasons] if connecting else []
+    fix = fixes[0] if fixes and all(fixes) else None
     told = [(place, "; ".join(SERVER_MESSAGE.sub(r"\1", reason) for reason in reasons)) for place, reasons in attempts]
     if len(told) > 1:
         said = "no connection to the database: " + "; ".join(f"{place.strip()}: {why}" for place, why in told)

@@ -136,6 +136,10 @@ class CircuitBreaker:
         if self._circuit.state != before and self.closed:
             self._wake()
 
+    def answered(self, permit: Permit) -> None:
+        """Record that the destination answered an event that has failed before: it is not down."""
+        self._circuit.answered(permit.term)
+
     def failed(self, event_id: int, reason: str, permit: Permit) -> bool:
         """Record that the destination answered an event with a failure. Several of these open the circuit.
 

@@ -188,6 +188,8 @@ class DeliveryContext:
             case Unavailable(part=str(part)):
                 self.breaker.unused(permit)
                 self.parked_limit.report_trouble(part, verdict.reason)
+            case Refused():  # without a status: it was not sent
+                self.breaker.unused(permit)
             case _:
                 self.delivered(permit)
                 self.limiter.increase()
@@ -195,6 +197,7 @@ class DeliveryContext:
 
     def _failed(self, event: StoredEvent, verdict: Failed | Refused, permit: Permit, *, failed_before: bool) -> Verdict:
         if failed_before and self.breaker.holds(permit):
+            self.breaker.answered(permit)
             return verdict
         counts = self.breaker.failed(event.id, verdict.reason, permit)
         if counts or (permit.probe and isinstance(verdict, Refused)):

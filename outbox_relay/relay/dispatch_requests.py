@@ -184,10 +184,19 @@ class RequestDispatcher:
             await self._wait_without_slot(context.breaker.retry_delay())
 
     async def _wait_without_slot(self, seconds: float) -> None:
-        """Wait, and let other events have the slot meanwhile: they show whether the destination answers at all."""
-        limiter = self._context.limiter
+        """Wait, and let other events have the slot meanwhile: they show whether the destination answers at all.
+
+        If it does, the wait ends ``probe_seconds`` later: positions wait for this event.
+        """
+        limiter, breaker = self._context.limiter, self._context.breaker
         limiter.release()
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(0)
+        until, since = time.monotonic() + seconds, breaker.unavailable_since
+        while (left := until - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, RESUME_SECONDS))
+            if breaker.unavailable_since != since:
+                since = breaker.unavailable_since
+                until = min(until, time.monotonic() + self._context.spec.circuit.probe_seconds)
         await limiter.acquire()
 
     async def _admitted(self) -> tuple[Permit, Admission]:

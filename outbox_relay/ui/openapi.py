@@ -113,7 +113,7 @@ SCHEDULE: Final = _object(
     retry_at=_or_null(TIME), generation=INTEGER,
 )  # fmt: skip
 FINDING: Final = _object(
-    id=TEXT, severity={"enum": ["critical", "warning", "info", "ok"]}, summary=TEXT, evidence=TEXT, advice=TEXT,
+    id=TEXT, severity={"enum": ["critical", "warning", "ok"]}, summary=TEXT, evidence=TEXT, advice=TEXT,
     statements=_list(TEXT), runbook=TEXT,
 )  # fmt: skip
 ATTEMPT: Final = _object(

@@ -157,7 +157,7 @@ def test_a_missing_root_certificate_of_the_home_is_told(tls_server: TlsServer, f
 def test_each_of_several_hosts_has_its_reason(tls_server: TlsServer, file: Path) -> None:
     several = dsn_of(tls_server, "sslmode=verify-full sslrootcert=/nowhere/root.crt")
     ended = checked(file, several.replace("localhost", "localhost,localhost").replace("port=", f"port={free_port()},"))
-    assert ended.code == 2
+    assert ended.code == 1, "the host that refuses may come back"
     assert "Connection refused" in ended.err
     assert f"localhost:{tls_server.port}: root certificate file" in ended.err
 

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from outbox_relay.admin.doctor.sinks import SILENT_SECONDS
+from outbox_relay.admin.alive import STALE_SECONDS
 from tests.support.command import inside
 from tests.support.database import Database
 from tests.support.emitting import emit_payload
@@ -95,7 +95,7 @@ def test_one_key_that_is_stuck_is_named_while_others_flow(database: Database, tm
         findings = found(database)
         assert findings.keys() == {"events-failing"}
         failing = findings["events-failing"]
-        assert failing["severity"] == "info"
+        assert failing["severity"] == "warning"
         assert "answered 500" in failing["evidence"]
         assert "1 waiting, 1 held" in failing["evidence"]
         assert f"outbox-relay why {stuck}" in failing["advice"]
@@ -103,7 +103,7 @@ def test_one_key_that_is_stuck_is_named_while_others_flow(database: Database, tm
         assert behind.keys() == {"sink-behind"}
         assert "answered 500" in behind["sink-behind"]["evidence"]
         assert f"outbox-relay why {stuck}" in behind["sink-behind"]["advice"]
-        assert inside("doctor", "--dsn", database.dsn).out.count("INFO  events of sink crm fail") == 1
+        assert inside("doctor", "--dsn", database.dsn).out.count("WARNING  events of sink crm fail") == 1
         assert relay.stop() == 0
 
 
@@ -111,10 +111,10 @@ def test_a_relay_that_hangs_is_named_once_others_have_its_shards(database: Datab
     with Receiver(say(204)) as receiver, relay_of(database, tmp_path, receiver.url, "one", 3) as one:
         with relay_of(database, tmp_path, receiver.url, "two", 3) as two:
             one.send(signal.SIGSTOP)
-            until(lambda: found(database), seconds=SILENT_SECONDS + 30, what="doctor has a finding")
-            until(lambda: "relay-silent" in found(database), seconds=SILENT_SECONDS + 30, what="it is the relay")
+            until(lambda: found(database), seconds=STALE_SECONDS + 30, what="doctor has a finding")
+            until(lambda: "relay-silent" in found(database), seconds=STALE_SECONDS + 30, what="it is the relay")
             silent = found(database)["relay-silent"]
-            assert (silent["severity"], silent["summary"]) == ("info", "relay one is silent")
+            assert (silent["severity"], silent["summary"]) == ("warning", "relay one is silent")
             assert two.stop() == 0
         until(lambda: "no-relay" in found(database), seconds=60, what="none is left that works")
         one.kill()

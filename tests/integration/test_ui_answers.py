@@ -144,6 +144,8 @@ async def test_a_relay_that_has_missed_heartbeats_is_marked(books: Ledger) -> No
         books.do("update outbox.shard set lease_until = now() + interval '40 seconds'")
         assert "not seen" not in visible(await page.get("/relays")), "with such a lease, a heartbeat comes every 20 s"
         books.do("update outbox.shard set owner = null, lease_until = now() - interval '1 second'")
+        assert "not seen" not in visible(await page.get("/relays")), "its lease is not known"
+        books.do("update outbox.relay set seen_at = now() - interval '26 seconds'")
         [relay] = (await page.json("/relays"))["relays"]
         assert (relay["stale"], relay["shards"]) == (True, {"s": 0})
 

@@ -21,7 +21,7 @@ SINK: dict[str, Any] = {
     "rate_per_second": None, "max_in_flight_total": None,
     "paused_reason": None, "last_error": None, "missing_positions": 0, "waiting": 0, "held": 0,
 }  # fmt: skip
-RELAY = {"name": "r", "version": "1", "seen_seconds_ago": 1.0, "shards": {"s": 64}}
+RELAY = {"name": "r", "version": "1", "seen_seconds_ago": 1.0, "stale": False, "shards": {"s": 64}}
 SERVER: dict[str, Any] = {
     "fsync": "on", "full_page_writes": "on", "synchronous_commit": "on", "autovacuum": "on", "seq_cache": 1,
     "uncertain_roles": [],

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-Severity = Literal["critical", "warning", "info", "ok"]
-ORDER: tuple[Severity, ...] = ("critical", "warning", "info", "ok")
-"""The severities, worst first. ``info`` is a trouble that may pass, and ``ok`` says what could not be examined."""
+Severity = Literal["critical", "warning", "ok"]
+ORDER: tuple[Severity, ...] = ("critical", "warning", "ok")
+"""The severities, worst first. ``ok`` says what could not be examined."""
 RUNBOOK = "docs/runbook.md"
 
 

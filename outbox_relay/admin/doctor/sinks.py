@@ -15,8 +15,6 @@ VERY_OLD_SECONDS = 3600.0
 """Age from which that is critical."""
 CIRCUIT_SECONDS = 300.0
 """Time without a closed circuit from which a destination that is down is critical."""
-SILENT_SECONDS = 15.0
-"""Age of the heartbeat from which a relay without shards counts as silent: three default heartbeats."""
 UNOWNED_SECONDS = 30.0
 """Time without an owner from which a shard is reported: two default leases. Less is normal after a relay stopped."""
 SHARDS = 64
@@ -98,9 +96,7 @@ def examine_relays(status: Mapping[str, Any], *, restored: bool = False) -> Iter
     relays = status["relays"]
     if relays is None:
         return
-    silent = [
-        relay for relay in relays if relay["seen_seconds_ago"] > SILENT_SECONDS and not any(relay["shards"].values())
-    ]
+    silent = [relay for relay in relays if relay["stale"] and not any(relay["shards"].values())]
     if len(silent) == len(relays) and not restored and (status["sinks"] or status["unrouted"]):
         last = min((relay["seen_seconds_ago"] for relay in silent), default=None)
         yield Finding(
@@ -112,7 +108,7 @@ def examine_relays(status: Mapping[str, Any], *, restored: bool = False) -> Iter
     else:
         for relay in silent:
             yield Finding(
-                "relay-silent", "info", f"relay {relay['name']} is silent",
+                "relay-silent", "warning", f"relay {relay['name']} is silent",
                 f"its last heartbeat was {duration(relay['seen_seconds_ago'])} ago, and it owns no shard any more",
                 "look at its process and its log: it hangs, was killed or cannot reach the database; after 45 s it is "
                 "no longer listed",
@@ -186,7 +182,7 @@ def _undelivered(name: str, sink: Mapping[str, Any], oldest_seconds: float, olde
     elif error and not is_down and not sink["paused"] and sink["backlog"]:
         failing = oldest and (oldest.failing_uid or uid)
         yield Finding(
-            "events-failing", "info", f"events of sink {name} fail, and are tried again",
+            "events-failing", "warning", f"events of sink {name} fail, and are tried again",
             f"rows: {sink['waiting']} waiting, {sink['held']} held behind one of their key; last error: "
             f"{(oldest and oldest.error) or error}" + (f"; oldest event that fails: {failing}" if failing else ""),
             f"run outbox-relay why {failing or 'for an event'}: it shows the attempts, and what waits behind it",

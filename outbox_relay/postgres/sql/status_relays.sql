@@ -1,8 +1,11 @@
 -- The relays that were seen recently or own a shard, and the number of their shards of each sink. `stale`: the heartbeat is
--- old, and the rest of the leases is shorter than its age, so more than half of them has passed.
+-- old, and of a relay with shards the rest of the leases is shorter than its age, so more than half of them has passed. The
+-- lease of a relay without shards is not known, so its heartbeat may be older.
 select r.id, r.name, r.version, extract(epoch from now() - r.seen_at)::double precision as seen_seconds_ago,
        r.seen_at < now() - %(stale)s::double precision * interval '1 second'
-           and not exists (select from outbox.shard o where o.owner = r.id and o.lease_until - now() > now() - r.seen_at) as stale,
+           and coalesce((select max(o.lease_until) - now() < now() - r.seen_at from outbox.shard o
+                          where o.owner = r.id and o.lease_until > now()),
+                        r.seen_at < now() - %(stale)s::double precision * interval '2.5 seconds') as stale,
        k.sink, count(s.shard)::integer as shards
   from outbox.relay r
   left join lateral (

@@ -134,6 +134,8 @@ class WebhookSink:
             unmade = f"the event cannot be made into a request ({type(error).__name__})"
             # A ValueError of ours holds nothing of the event; a library's may.
             return Refused(str(error) if type(error) is ValueError else unmade, attempt=Attempt("config_error"))
+        if attempt:  # the lease of a row lasts for a look-up longer
+            until += self._client.lookup_seconds
         resets = self._resets
         outcome = await self._client.post(made.headers, made.body, self._request_seconds, until)
         if isinstance(outcome, NoResponse) and outcome.code == "relay_exhausted":
