@@ -133,7 +133,8 @@ async def test_a_replay_that_waits_does_not_hold_up_a_stop(database: Database) -
     """Goes red when the events in hand of a replay are drained at the rate of its target, which does not end here."""
     emit(database, 20)
     sink, clients = MemorySink(keeps_order=False), Clients(lambda: lambda _event, _attempt: DELIVERED)
-    async with running(database.dsn, (spec("s"), sink), replay_client=clients) as harness:
+    parts = (spec("s"), sink)
+    async with running(database.dsn, parts, replay_client=clients, expects={"handed_over"}) as harness:
         await auntil(lambda: _is(len(sink.delivered) == 20), seconds=20, what="all come")
         await has(database, "select from outbox_internal.backlog(%s, null, 1000, 5.0) where events = 0", "s")
         await _register(harness, SinkLimits(0.01))
