@@ -76,8 +76,8 @@ $$;
 -- An event gets its id here, after the transaction has its xid; its uid has another one, so outbox.uid gets this id.
 --
 -- One session does it at a time (`entered` is null while another one does), so that events enter in that order and the window
--- keeps it. It locks a table that nobody writes, and that no other role may lock: an advisory lock is anybody's. The places
--- that are passed over matter while a snapshot is held: the rows that were deleted since cannot be removed then, and a look
+-- keeps it. The lock is of a table that is never written and that no other role may lock; any role may take an advisory lock.
+-- The places that are passed over matter while a snapshot is held: the rows that were deleted since cannot be removed then, and a look
 -- from the beginning visits all of them.
 create or replace function outbox_internal.enter_scheduled(
     most integer, after_time timestamptz, after_id bigint,

@@ -51,7 +51,7 @@ OPTIONS_REFUSED = [
     'unsupported startup parameter in options: "jit"',
     "startup parameter options is not supported",
 ]
-"""What other poolers say of the same."""
+"""Refusals of startup options by other poolers."""
 RDS = "Feature not supported: RDS Proxy currently doesn\N{RIGHT SINGLE QUOTATION MARK}t support command-line options."
 
 
@@ -301,7 +301,7 @@ PINS = re.compile(r"\bset_config\b|\"\s*set (?:local )?\w+|\bdeclare\b.*\bcursor
 
 
 NOT_EMITTING = {"contrib/alembic.py", "contrib/installing.py"}
-"""Migrations: whoever applies them has a session."""
+"""Migrations, which always run on a session."""
 
 
 def test_no_statement_of_an_application_pins_a_session() -> None:

@@ -1,4 +1,4 @@
-"""What the pages say: where they lead, what does not flow and why, how old it is, and what a role cannot see."""
+"""Answers of the page: links, states of sinks and relays, ages, and what a role may not see."""
 
 from __future__ import annotations
 

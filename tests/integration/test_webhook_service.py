@@ -184,7 +184,7 @@ def test_it_does_not_start_without_its_secrets(tmp_path: Path) -> None:
 def test_a_relay_without_file_descriptors_says_so_and_goes_on_when_it_has_some(
     database: Database, receiver: Receiver, tmp_path: Path
 ) -> None:
-    """The destination is well: no attempt is counted, its circuit stays closed, and nobody needs to do anything."""
+    """No attempt is counted, the circuit stays closed, and delivery resumes by itself."""
     sink = "select circuit, last_error from outbox.sink where name = 'crm'"
     with relay_of(database, receiver, tmp_path) as relay:
         limits = resource.prlimit(relay.process.pid, resource.RLIMIT_NOFILE)
