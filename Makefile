@@ -13,11 +13,11 @@ PG ?= $(or $(OUTBOX_TEST_PG),18)
 MAJORS ?= 15 16 17 18
 SERVER_TESTS := tests/support/test_postgres.py tests/property tests/debezium $(addprefix tests/integration/test_,$(addsuffix .py,\
 	action_locks attempt_partitions attempts bounds catalogue_check configuration cost dead_rows deadlocks deliveries \
-	delivery_actions delivery_plans django_admin django_app doctor doctor_server emit emit_docs emit_sql emitters erase \
-	erase_archives erase_races erase_refused failover figure_plans figures following_sessions foreign_privileges history \
+	delivery_actions delivery_plans django_app doctor doctor_server emit emit_docs emit_sql emitters erase \
+	erase_archives erase_races erase_refused failover figure_plans figures foreign_privileges history \
 	held_snapshots hostile_arguments housekeeping inbox inbox_retention inbox_roles isolation_of_sinks largest_values \
 	limits_of_callers looks migrate notify_flood odd_reads odd_servers operator_roles ownership pgbouncer plans probes \
-	python_transactions queue queue_ahead queue_limits queue_plans queue_relay reading_functions relay rented_servers replay replay_fences \
+	python_transactions queue queue_limits queue_plans queue_relay reading_functions relay rented_servers replay replay_fences \
 	replay_outcomes replay_service replay_stop replica_sessions restore retention retention_fences retention_policy \
 	retention_rest roles row_security scheduled_events schedules schedules_cli schedules_files schedules_relay \
 	schedules_trouble seek session_settings shared_rate shared_slots sinks small_reads spread statement_timeout status \
@@ -86,8 +86,9 @@ servers: $(READY) postgres ## run the tests whose result depends on the server, 
 model: $(READY) ## explore the model of claim, settle and hand-over, with each rule left out too; needs spin and cc
 	$(BIN)/python -m tests.model
 
-mutations: $(READY) ## remove each rule that protects the order from the code, which the state machine must notice; takes long
+mutations: $(READY) ## remove each rule that protects the order, from the schema and from the loops, which tests and simulation must notice; takes long
 	$(BIN)/python -m tests.property.mutations
+	$(BIN)/python -m tests.simulation fences
 
 chaos: $(READY) kafka ## inject faults of every kind under load and account for each event; FORM=long, SEED=number, REPORT=file
 	$(BIN)/python -m tests.chaos --form $(FORM) $(if $(SEED),--seed $(SEED)) $(if $(REPORT),--report $(REPORT))

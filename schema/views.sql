@@ -61,8 +61,6 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     -- read
     ('relay', 'function', '{arm, home}', null, 'EXECUTE'),
     ('read', 'function', '{home}', null, 'EXECUTE'),
-    -- rename
-    ('operate', 'function', '{rename_sink}', null, 'EXECUTE'),
     -- replays
     ('relay', 'function', '{read_replayed, replays, settle_replayed, spend_replay, tend_replay}', null, 'EXECUTE'),
     ('read', 'function', '{replays}', null, 'EXECUTE'),

@@ -12,7 +12,7 @@ from outbox_relay.domain.errors import ConfigurationError, NotFound
 from outbox_relay.postgres.store import Store
 
 
-async def pause(store: Store, sink: str, *, actor: str | None = None, reason: str | None = None) -> bool:
+def pause(store: Store, sink: str, *, actor: str | None = None, reason: str | None = None) -> bool:
     """Pause ``sink`` on all relays; return False if it was already paused.
 
     Every relay stops its deliveries within seconds and settles the events in flight. The sink is paused until
@@ -21,40 +21,37 @@ async def pause(store: Store, sink: str, *, actor: str | None = None, reason: st
     Raises ``NotFound``, which names the existing sinks, ``ConfigurationError``, ``DatabaseUnusable`` or
     ``DatabaseUnavailable``.
     """
-    return await _set_paused(store, sink, paused=True, actor=actor, reason=reason)
+    return _set_paused(store, sink, paused=True, actor=actor, reason=reason)
 
 
-async def resume(store: Store, sink: str, *, actor: str | None = None, reason: str | None = None) -> bool:
+def resume(store: Store, sink: str, *, actor: str | None = None, reason: str | None = None) -> bool:
     """Resume a paused ``sink`` from its position; return False if it was not paused.
 
     Raises as ``pause``.
     """
-    return await _set_paused(store, sink, paused=False, actor=actor, reason=reason)
+    return _set_paused(store, sink, paused=False, actor=actor, reason=reason)
 
 
-async def _set_paused(store: Store, sink: str, *, paused: bool, actor: str | None, reason: str | None) -> bool:
+def _set_paused(store: Store, sink: str, *, paused: bool, actor: str | None, reason: str | None) -> bool:
     parameters = {"sink": sink, "paused": paused, "actor": actor, "reason": reason}
     try:
-        [row] = await store.call("set_paused", parameters, "operate")
+        [row] = store.call("set_paused", parameters, "operate")
     except NotFound:
-        raise NotFound(await unknown_sink(store, sink)) from None
+        raise NotFound(unknown_sink(store, sink)) from None
     return row.changed
 
 
-async def require_sink(store: Store, sink: str | None) -> int:
+def require_sink(store: Store, sink: str | None) -> int:
     """Return the number of sinks. Raise ``NotFound``, which names the nearest sink, if ``sink`` is the name of none."""
-    names = [row.name for row in await store.named("sink_names", {})]
+    names = [row.name for row in store.named("sink_names", {})]
     if sink is not None and sink not in names:
-        raise NotFound(await unknown_sink(store, sink))
+        raise NotFound(unknown_sink(store, sink))
     return len(names)
 
 
-async def unknown_sink(store: Store, sink: str) -> str:
-    """Return the message for a sink that does not exist: its new name, or the nearest name, or all names."""
-    asked = [sink] if sink.isascii() and sink.isprintable() else []  # the database refuses other texts
-    if (renamed_to := (await store.former_sinks(asked)).get(sink)) is not None:
-        return f"there is no sink {sink!r} any more: its name is now {renamed_to!r}"
-    names = [row.name for row in await store.named("sink_names", {})]
+def unknown_sink(store: Store, sink: str) -> str:
+    """Return the message for a sink that does not exist: the nearest name, or all names."""
+    names = [row.name for row in store.named("sink_names", {})]
     return f"there is no sink {sink!r} in this database; {_meant(sink, names)}"
 
 
@@ -66,7 +63,7 @@ def _meant(name: str, names: list[str]) -> str:
     return "there are: " + ", ".join(names)
 
 
-async def emit(
+def emit(
     store: Store,
     event_type: str,
     payload: bytes,
@@ -84,10 +81,10 @@ async def emit(
 
     Raises ``ConfigurationError`` for an event that the outbox refuses, ``DatabaseUnusable`` or ``DatabaseUnavailable``.
     """
-    due = await _from_now(store, deliver_at) if isinstance(deliver_at, timedelta) else deliver_at
+    due = _from_now(store, deliver_at) if isinstance(deliver_at, timedelta) else deliver_at
     try:
-        async with store.transaction() as connection:
-            return await outbox.aemit(
+        with store.transaction() as connection:
+            return outbox.emit(
                 connection,
                 event_type,
                 payload,
@@ -104,10 +101,10 @@ async def emit(
         raise ConfigurationError(str(error)) from None
 
 
-async def _from_now(store: Store, delay: timedelta) -> datetime:
+def _from_now(store: Store, delay: timedelta) -> datetime:
     """Return the database's time after ``delay``. Raises ``ConfigurationError`` if there is no such time."""
-    async with store.transaction() as connection:
-        [(now,)] = await (await connection.execute("select pg_catalog.now()")).fetchall()
+    with store.transaction() as connection:
+        [(now,)] = (connection.execute("select pg_catalog.now()")).fetchall()
     try:
         return now + delay
     except OverflowError:

@@ -24,7 +24,7 @@ def unknown_event(uid: UUID) -> NotFound:
     )
 
 
-async def attempts(store: Store, uid: UUID) -> dict[str, Any]:
+def attempts(store: Store, uid: UUID) -> dict[str, Any]:
     """Return every recorded attempt of the event ``uid``, oldest first, for ``attempts --json``.
 
     ``outstanding`` has the sinks to which the event is not delivered yet, with the last error: attempts at a
@@ -34,14 +34,14 @@ async def attempts(store: Store, uid: UUID) -> dict[str, Any]:
     Raises ``NotFound`` if neither the log, ``delivery``, a mark of a discard nor a record has the event,
     ``DatabaseUnusable`` or ``DatabaseUnavailable``.
     """
-    found = await store.named("attempts", {"uid": uid})
-    event: dict[str, Any] | None = (await store.named("why", {"uid": uid}))[0].found
+    found = store.named("attempts", {"uid": uid})
+    event: dict[str, Any] | None = (store.named("why", {"uid": uid}))[0].found
     if event is None and not found:
         raise unknown_event(uid)
     delivered = {row.sink for row in found if row.outcome == "delivered"}  # a position may be written a moment later
     states: dict[str, dict[str, Any]] = {} if event is None else event["sinks"]
     waits = {n: state for n, state in states.items() if state["state"] in OUTSTANDING and n not in delivered}
-    sinks = {sink.name: sink for sink in await store.named("status_sinks", {})} if waits else {}
+    sinks = {sink.name: sink for sink in store.named("status_sinks", {})} if waits else {}
     outstanding = [_outstanding(name, state, sinks[name]) for name, state in waits.items() if name in sinks]
     return {"uid": str(uid), "attempts": [_attempt(row) for row in found], "outstanding": outstanding}
 
@@ -64,14 +64,14 @@ def _outstanding(name: str, state: dict[str, Any], sink: Any) -> dict[str, Any]:
     }
 
 
-async def recorded_attempts(store: Store, uid: UUID) -> Mapping[str, list[dict[str, Any]]]:
+def recorded_attempts(store: Store, uid: UUID) -> Mapping[str, list[dict[str, Any]]]:
     """Return every recorded attempt of the event ``uid`` by sink, oldest first."""
-    return _by_sink(await store.named("attempts", {"uid": uid}))
+    return _by_sink(store.named("attempts", {"uid": uid}))
 
 
-async def newest_attempts(store: Store, uid: UUID) -> Mapping[str, list[dict[str, Any]]]:
+def newest_attempts(store: Store, uid: UUID) -> Mapping[str, list[dict[str, Any]]]:
     """Return the newest ``MOST_PER_SINK`` recorded attempts of the event ``uid`` by sink, oldest first."""
-    return _by_sink(await store.named("newest_attempts", {"uid": uid, "most": MOST_PER_SINK}))
+    return _by_sink(store.named("newest_attempts", {"uid": uid, "most": MOST_PER_SINK}))
 
 
 def _by_sink(rows: Sequence[Any]) -> Mapping[str, list[dict[str, Any]]]:
@@ -86,7 +86,7 @@ def _attempt(row: Any) -> dict[str, Any]:
     return {**row._asdict(), "at": row.at.isoformat()}
 
 
-async def running(store: Store, longer_than: float) -> dict[str, Any]:
+def running(store: Store, longer_than: float) -> dict[str, Any]:
     """Return the leased rows whose delivery began at least ``longer_than`` seconds ago, for ``running --json``.
 
     The fields are described in docs/commands.md. A delivery becomes a row when it has lasted ``park_after_seconds``.
@@ -94,7 +94,7 @@ async def running(store: Store, longer_than: float) -> dict[str, Any]:
 
     Raises ``DatabaseUnusable`` or ``DatabaseUnavailable``.
     """
-    return {"running": [_delivery(row) for row in await store.named("running", {"longer_than": longer_than})]}
+    return {"running": [_delivery(row) for row in store.named("running", {"longer_than": longer_than})]}
 
 
 def _delivery(row: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ _TIMES = ("since", "until", "to")
 _UNITS = (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1))
 
 
-async def audit(store: Store, since: str | None, most: int) -> list[dict[str, Any]]:
+def audit(store: Store, since: str | None, most: int) -> list[dict[str, Any]]:
     """Return up to ``most`` actions since a time or an age, newest first, for ``audit --json``.
 
     ``since`` is as ``outbox_internal.past_time`` in the schema reads it; None means all. A time in a filter that was
@@ -20,7 +20,7 @@ async def audit(store: Store, since: str | None, most: int) -> list[dict[str, An
 
     Raises ``ConfigurationError``, ``DatabaseUnusable`` or ``DatabaseUnavailable``.
     """
-    rows = await store.call("audit", {"since": since, "most": most}, "read")
+    rows = store.call("audit", {"since": since, "most": most}, "read")
     names = ("id", "action", "sink", "filter", "count", "reason", "actor", "login")
     return [
         {

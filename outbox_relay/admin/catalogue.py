@@ -129,22 +129,22 @@ def _read(file: Path) -> dict[str, Any]:
     return stated
 
 
-async def compare(store: Store, validator: PayloadValidator, newest: int, look_back: int) -> LogReport:
+def compare(store: Store, validator: PayloadValidator, newest: int, look_back: int) -> LogReport:
     """Compare the ``newest`` events of each type with their schema, among the last ``look_back`` events of the log."""
-    rows = await store.named("catalogue_newest", {"newest": newest, "look_back": look_back})
+    rows = store.named("catalogue_newest", {"newest": newest, "look_back": look_back})
     listed: dict[str, list[Any]] = {name: [] for name in validator.types}
     for row in rows:
         if row.type in listed:
             listed[row.type].append(row)
     return {
-        "types": [await _of_type(store, validator, name, events) for name, events in listed.items()],
+        "types": [_of_type(store, validator, name, events) for name, events in listed.items()],
         "undeclared": sorted({replace_unprintable(row.type) for row in rows} - listed.keys()),
     }
 
 
-async def _of_type(store: Store, validator: PayloadValidator, name: str, events: Sequence[Any]) -> TypeReport:
+def _of_type(store: Store, validator: PayloadValidator, name: str, events: Sequence[Any]) -> TypeReport:
     for portion in _portions(events):
-        for row in await store.named("catalogue_payloads", {"ids": [each.id for each in portion]}):
+        for row in store.named("catalogue_payloads", {"ids": [each.id for each in portion]}):
             if (found := validator.difference(name, row.content_type, row.payload)) is not None:
                 shown = {"uid": str(row.uid), "path": found.path, "expected": found.expected, "found": found.found}
                 difference = {part: replace_unprintable(text) for part, text in shown.items()}

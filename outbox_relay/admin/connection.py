@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 
 from outbox_relay.domain.errors import DatabaseUnusable
 from outbox_relay.postgres import migrations
@@ -11,10 +11,8 @@ from outbox_relay.postgres.errors import advise_grant
 from outbox_relay.postgres.store import Store
 
 
-@asynccontextmanager
-async def connect(
-    dsn: Callable[[], str], *, pooler: bool, check_schema: bool, grant: str = "read"
-) -> AsyncGenerator[Store]:
+@contextmanager
+def connect(dsn: Callable[[], str], *, pooler: bool, check_schema: bool, grant: str = "read") -> Generator[Store]:
     """Open a store on one connection, and close it at the end.
 
     ``grant`` is the kind of grant that the caller needs, which is named if the role has no right to something.
@@ -25,9 +23,9 @@ async def connect(
     store = Store(dsn, pooler=pooler, connections=1)
     try:
         with advise_grant(grant):
-            await store.open()
-            if check_schema and (problem := migrations.fit(*await store.schema())):
+            store.open()
+            if check_schema and (problem := migrations.fit(*store.schema())):
                 raise DatabaseUnusable(problem)
             yield store
     finally:
-        await store.close()
+        store.close()

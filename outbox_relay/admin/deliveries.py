@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -47,22 +47,22 @@ class Matched:
         return f"{self.count:,}" if self.exact else f"at least {self.count:,}"
 
 
-async def count_deliveries(store: Store, wanted: Filter) -> Matched:
+def count_deliveries(store: Store, wanted: Filter) -> Matched:
     """Count the deliveries that ``wanted`` selects, exactly up to 10,000.
 
     Raises ``ConfigurationError`` for a filter that the schema refuses, ``NotFound`` for an unknown sink,
     ``DatabaseUnusable`` or ``DatabaseUnavailable``.
     """
-    [row] = await _search(store, "dead_count", wanted)
+    [row] = _search(store, "dead_count", wanted)
     return Matched(row.matched, row.exact, row.at.isoformat())
 
 
-async def list_deliveries(store: Store, wanted: Filter, most: int) -> list[dict[str, Any]]:
+def list_deliveries(store: Store, wanted: Filter, most: int) -> list[dict[str, Any]]:
     """Return up to ``most`` deliveries that ``wanted`` selects, newest event first, for ``dead list --json``.
 
     Raises as ``count_deliveries``.
     """
-    rows = await _page(store, "dead_list", wanted, {"most": most})
+    rows = _page(store, "dead_list", wanted, {"most": most})
     return [_listed(row) for row in rows]
 
 
@@ -80,7 +80,7 @@ class Found(NamedTuple):
     at: str = ""
 
 
-async def search_deliveries(store: Store, wanted: Filter, most: int, before: Place | None = None) -> Found:
+def search_deliveries(store: Store, wanted: Filter, most: int, before: Place | None = None) -> Found:
     """Return up to ``most`` deliveries in the states of ``wanted``, newest event first, from ``before`` on.
 
     About ``LOOKS`` rows are looked at, so the answer is quick however many there are, and may have fewer deliveries
@@ -88,13 +88,13 @@ async def search_deliveries(store: Store, wanted: Filter, most: int, before: Pla
 
     Raises as ``count_deliveries``.
     """
-    sinks = await require_sink(store, wanted.get("sink"))
+    sinks = require_sink(store, wanted.get("sink"))
     if "scheduled" in wanted["states"]:
-        return await _search_scheduled(store, wanted, most, before)
+        return _search_scheduled(store, wanted, most, before)
     looks = LOOKS if wanted["states"] != ["dead"] or "sink" in wanted else max(FEWEST_LOOKS, LOOKS // max(1, sinks))
     place = {"before_id": before[0] if before else MAX_ID, "before_sink": before[1] if before else ""}
     given = {"filter": json.dumps(wanted), **place, "looks": looks, "most": most + 1}
-    rows = await store.by_index("search_deliveries", given, "read")
+    rows = store.by_index("search_deliveries", given, "read")
     floor, matched, at = rows[0].floor, rows[0].matched, rows[0].at.isoformat()
     found = [row for row in rows if row.id is not None]
     after = (
@@ -107,50 +107,50 @@ async def search_deliveries(store: Store, wanted: Filter, most: int, before: Pla
     return Found([_listed(row) for row in found[:most]], matched, not floor, after, at)
 
 
-async def _search_scheduled(store: Store, wanted: Filter, most: int, before: Place | None) -> Found:
+def _search_scheduled(store: Store, wanted: Filter, most: int, before: Place | None) -> Found:
     """Search scheduled deliveries, or those in every state. They are in two tables, so every row is looked at."""
-    found = await _page(store, "dead_list", wanted, {"most": most + 1}, before or (None, None))
+    found = _page(store, "dead_list", wanted, {"most": most + 1}, before or (None, None))
     after = (found[most - 1].id, found[most - 1].sink) if len(found) > most else None
     shown = [_listed(row) for row in found[:most]]
     if len(wanted["states"]) > 1:
         return Found(shown, len(shown), after is None, after)
-    matched = await count_deliveries(store, wanted)
+    matched = count_deliveries(store, wanted)
     return Found(shown, matched.count, matched.exact, after, matched.at)
 
 
-async def deliveries_of_key(store: Store, key: str, most: int) -> tuple[list[dict[str, Any]], bool]:
+def deliveries_of_key(store: Store, key: str, most: int) -> tuple[list[dict[str, Any]], bool]:
     """Return up to ``most`` deliveries that take part in the order of ``key``, in that order for each sink.
 
     Return also True if these are all. Raises ``DatabaseUnusable`` or ``DatabaseUnavailable``.
     """
-    rows = await store.named("deliveries_of_key", {"key": key, "most": most})
+    rows = store.named("deliveries_of_key", {"key": key, "most": most})
     return [_listed(row) for row in rows[:most]], len(rows) <= most
 
 
-async def summarize(store: Store, wanted: Filter, seconds: float = SEARCH_SECONDS) -> dict[str, Any]:
+def summarize(store: Store, wanted: Filter, seconds: float = SEARCH_SECONDS) -> dict[str, Any]:
     """Return the deliveries that ``wanted`` selects, grouped by sink, type and kind of error, within ``seconds``.
 
     ``exact`` is False if there are more than were looked at. Raises as ``count_deliveries``.
     """
-    rows = await _search(store, "dead_summary", wanted, seconds=seconds)
+    rows = _search(store, "dead_summary", wanted, seconds=seconds)
     return {"groups": [_group(row) for row in rows], "exact": all(row.exact for row in rows)}
 
 
-async def show_deliveries(store: Store, uid: UUID, sink: str | None, *, payload: bool) -> dict[str, Any]:
+def show_deliveries(store: Store, uid: UUID, sink: str | None, *, payload: bool) -> dict[str, Any]:
     """Return the event ``uid`` and its deliveries to ``sink``, or to all sinks, for ``dead show --json``.
 
     Each has every recorded attempt. With ``payload``, the event's payload and headers are included.
 
     Raises ``NotFound`` if it has no such delivery, otherwise as ``count_deliveries``.
     """
-    rows = await store.call("dead_show", {"uid": uid, "sink": sink}, "read")
+    rows = store.call("dead_show", {"uid": uid, "sink": sink}, "read")
     if not rows:
-        await require_sink(store, sink)
+        require_sink(store, sink)
         raise NotFound(
             f"event {uid} has no delivery of its own{'' if sink is None else f' to sink {sink}'}: "
             f"outbox-relay why {uid} shows its state"
         )
-    event, recorded = rows[0], await recorded_attempts(store, uid)
+    event, recorded = rows[0], recorded_attempts(store, uid)
     return {
         "uid": event.uid,
         "type": event.type,
@@ -160,25 +160,25 @@ async def show_deliveries(store: Store, uid: UUID, sink: str | None, *, payload:
         "content_type": event.content_type,
         "created_at": event.created_at.isoformat(),
         "deliver_at": iso_time(event.deliver_at),
-        **(await _content(store, uid) if payload else {}),
+        **(_content(store, uid) if payload else {}),
         "deliveries": [{**_shown(row), "attempts_recorded": recorded.get(row.sink, [])} for row in rows],
     }
 
 
-async def export(store: Store, wanted: Filter) -> AsyncGenerator[dict[str, Any]]:
+def export(store: Store, wanted: Filter) -> Generator[dict[str, Any]]:
     """Yield the deliveries that ``wanted`` selects with their events, newest event first.
 
     They are read in steps of bounded size, each in a transaction of its own. Raises as ``count_deliveries``.
     """
     before: tuple[int | None, str | None] = (None, None)
     limits = {"most": EXPORT_ROWS, "most_bytes": EXPORT_BYTES}
-    while rows := await _page(store, "dead_export", wanted, limits, before, grant="payloads"):
+    while rows := _page(store, "dead_export", wanted, limits, before, grant="payloads"):
         for row in rows:
             yield _exported(row)
         before = (rows[-1].id, rows[-1].sink)
 
 
-async def _page(
+def _page(
     store: Store,
     name: str,
     wanted: Filter,
@@ -187,10 +187,10 @@ async def _page(
     grant: str = "read",
 ) -> list[Any]:
     place = {"before_id": before[0], "before_sink": before[1]}
-    return await _search(store, name, wanted, {**limits, **place}, grant)
+    return _search(store, name, wanted, {**limits, **place}, grant)
 
 
-async def _search(
+def _search(
     store: Store,
     name: str,
     wanted: Filter,
@@ -200,13 +200,13 @@ async def _search(
 ) -> list[Any]:
     given = {"filter": json.dumps(wanted), **(parameters or {})}
     try:
-        return await store.call(name, given, grant, seconds)
+        return store.call(name, given, grant, seconds)
     except NotFound:
-        raise NotFound(await unknown_sink(store, wanted["sink"])) from None
+        raise NotFound(unknown_sink(store, wanted["sink"])) from None
 
 
-async def _content(store: Store, uid: UUID) -> dict[str, Any]:
-    rows = await store.call("dead_payload", {"uid": uid}, "payloads")
+def _content(store: Store, uid: UUID) -> dict[str, Any]:
+    rows = store.call("dead_payload", {"uid": uid}, "payloads")
     if not rows:
         raise NotFound(f"event {uid} has no delivery of its own any more")
     return {"headers": rows[0].headers, **encoded(rows[0].payload)}

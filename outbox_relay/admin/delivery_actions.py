@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -66,24 +65,24 @@ class _Steps:
     after: tuple[int, str] | None = (0, "")
     audit_id: int | None = None
 
-    async def take(self, **changes: Any) -> Any:
+    def take(self, **changes: Any) -> Any:
         """Run the next step and return its row."""
         after_id, after_sink = self.after or (0, "")
         place = {"after_id": after_id, "after_sink": after_sink, "most": STEP_ROWS, "audit_id": self.audit_id}
-        [row] = await self.store.call(self.name, {**self.parameters, **place, **changes}, "operate")
+        [row] = self.store.call(self.name, {**self.parameters, **place, **changes}, "operate")
         self.audit_id = row.audit_id
         self.after = None if row.next_id is None else (row.next_id, row.next_sink)
         return row
 
 
-async def _count_unvisited(store: Store, wanted: Filter, done: int) -> int:
+def _count_unvisited(store: Store, wanted: Filter, done: int) -> int:
     """Return how many deliveries an action has left that ended early. Retried ones still match if they were waiting."""
-    matched = (await count_deliveries(store, wanted)).count
+    matched = (count_deliveries(store, wanted)).count
     is_bound = "as_of" in wanted  # what was retried is not meant any more
     return max(0, matched - done) if "waiting" in wanted.get("states", ()) and not is_bound else matched
 
 
-async def retry_deliveries(
+def retry_deliveries(
     store: Store,
     wanted: Filter,
     *,
@@ -104,15 +103,16 @@ async def retry_deliveries(
     seen, seen_at = None, time.monotonic()
     looks = STEP_ROWS
     while steps.after is not None:
-        allowed = await pace.allowed()
-        row = await steps.take(most=max(looks, allowed), most_done=allowed)
+        allowed = pace.allowed()
+        row = steps.take(most=max(looks, allowed), most_done=allowed)
         if row.is_full:
             if row.due_mark != seen:
                 seen, seen_at = row.due_mark, time.monotonic()
             elif time.monotonic() - seen_at > FULL_SECONDS:
-                result.stalled, result.unvisited = True, await _count_unvisited(store, wanted, result.done)
+                result.stalled, result.unvisited = True, _count_unvisited(store, wanted, result.done)
                 break
-            await asyncio.sleep(FULL_PAUSE_SECONDS)
+            report(result.done)
+            time.sleep(FULL_PAUSE_SECONDS)
             continue
         looks = allowed if row.done == allowed else STEP_ROWS
         pace.spend(row.done)
@@ -130,13 +130,13 @@ class _Pace:
         self._began = time.monotonic()
         self._spent = 0
 
-    async def allowed(self) -> int:
+    def allowed(self) -> int:
         """Return the number of deliveries that the next step may change, after a wait if it would be 0."""
         if self._rate is None:
             return RETRY_ROWS
         wait = (self._spent + max(1.0, self._rate * STEP_SECONDS)) / self._rate - (time.monotonic() - self._began)
         if wait > 0:
-            await asyncio.sleep(wait)
+            time.sleep(wait)
         allowed = int((time.monotonic() - self._began) * self._rate) - self._spent
         return min(max(allowed, 1), RETRY_ROWS)
 
@@ -147,7 +147,7 @@ class _Pace:
             self._spent = max(self._spent, int((time.monotonic() - self._began - 1.0) * self._rate))
 
 
-async def discard_deliveries(store: Store, wanted: Filter, *, actor: str, reason: str, report: Report) -> Result:
+def discard_deliveries(store: Store, wanted: Filter, *, actor: str, reason: str, report: Report) -> Result:
     """Delete the deliveries that ``wanted`` selects, and record that they were discarded for ``reason``.
 
     Those whose events the position of their shard has not passed yet are tried again for ``UNSETTLED_SECONDS``.
@@ -157,26 +157,26 @@ async def discard_deliveries(store: Store, wanted: Filter, *, actor: str, reason
     parameters = {"filter": json.dumps(wanted), "actor": actor, "reason": reason, "among": None}
     steps, result, unsettled = _Steps(store, "dead_discard", parameters), Result(), list[UUID]()
     while steps.after is not None:
-        row = await steps.take()
+        row = steps.take()
         result.done += row.done
         result.under_way += row.under_way
         result.unsettled += row.unsettled
         unsettled += (row.unsettled_uids or [])[: UNSETTLED_MOST - len(unsettled)]
         report(result.done)
-    await _discard_unsettled(steps, result, unsettled, report)
+    _discard_unsettled(steps, result, unsettled, report)
     return result
 
 
-async def _discard_unsettled(steps: _Steps, result: Result, uids: list[UUID], report: Report) -> None:
+def _discard_unsettled(steps: _Steps, result: Result, uids: list[UUID], report: Report) -> None:
     """Try these deliveries again until they are discarded or ``UNSETTLED_SECONDS`` have passed."""
     deadline = time.monotonic() + UNSETTLED_SECONDS
     while uids and time.monotonic() < deadline:
-        await asyncio.sleep(UNSETTLED_PAUSE_SECONDS)
+        time.sleep(UNSETTLED_PAUSE_SECONDS)
         still = list[UUID]()
         for first in range(0, len(uids), STEP_ROWS):
             portion = uids[first : first + STEP_ROWS]
             steps.after = (0, "")
-            row = await steps.take(among=portion)
+            row = steps.take(among=portion)
             result.done += row.done
             result.unsettled = max(0, result.unsettled - row.done)
             still += row.unsettled_uids or []
@@ -184,10 +184,10 @@ async def _discard_unsettled(steps: _Steps, result: Result, uids: list[UUID], re
         uids = still
 
 
-async def positions_behind(store: Store, wanted: Filter) -> str:
+def positions_behind(store: Store, wanted: Filter) -> str:
     """Return the sinks of the deliveries that ``wanted`` selects, with the states that keep their positions back."""
-    sinks = {found["sink"] for found in await list_deliveries(store, wanted, STEP_ROWS)}
-    states = {row.name: row for row in await store.named("status_sinks", {})}
+    sinks = {found["sink"] for found in list_deliveries(store, wanted, STEP_ROWS)}
+    states = {row.name: row for row in store.named("status_sinks", {})}
     return ", ".join(f"{name}{_state(states.get(name))}" for name in sorted(sinks))
 
 
@@ -199,7 +199,7 @@ def _state(sink: Any) -> str:
     return f" ({', '.join(reasons)})" if reasons else ""
 
 
-async def unknown_events(store: Store, wanted: Filter) -> list[str]:
+def unknown_events(store: Store, wanted: Filter) -> list[str]:
     """Return the uids that ``wanted`` names and of which neither the log, a row nor a mark is known.
 
     Return none of them if they have more rows than are read at once.
@@ -207,15 +207,15 @@ async def unknown_events(store: Store, wanted: Filter) -> list[str]:
     uids: list[str] = list(wanted.get("uids", ()))
     if not uids:
         return []
-    known = {str(row.uid) for row in await store.call("known_uids", {"uids": uids}, "read")}
+    known = {str(row.uid) for row in store.call("known_uids", {"uids": uids}, "read")}
     if not (left := [uid for uid in uids if uid not in known]):
         return []
-    rows = await list_deliveries(store, {"uids": left, "states": list(STATES)}, STEP_ROWS)
+    rows = list_deliveries(store, {"uids": left, "states": list(STATES)}, STEP_ROWS)
     with_rows = {row["uid"] for row in rows}
     return [uid for uid in left if uid not in with_rows] if len(rows) < STEP_ROWS else []
 
 
-async def missing(store: Store, wanted: Filter, states: Sequence[str]) -> tuple[list[str], int]:
+def missing(store: Store, wanted: Filter, states: Sequence[str]) -> tuple[list[str], int]:
     """Explain, a line for each of up to ``NAMED_UIDS`` uids, why ``wanted`` selects no delivery of it.
 
     ``states`` are those that the action can select. Return also how many of these uids are those of no
@@ -225,9 +225,9 @@ async def missing(store: Store, wanted: Filter, states: Sequence[str]) -> tuple[
     if not uids:
         return [], 0
     sink = {"sink": wanted["sink"]} if "sink" in wanted else {}
-    rows = await list_deliveries(store, {"uids": uids, "states": list(STATES), **sink}, STEP_ROWS)
+    rows = list_deliveries(store, {"uids": uids, "states": list(STATES), **sink}, STEP_ROWS)
     places = {uid: [(r["state"], r["sink"]) for r in rows if r["uid"] == uid] for uid in uids}
-    known = {(str(row.uid), row.discarded) for row in await store.call("known_uids", {"uids": uids}, "read")}
+    known = {(str(row.uid), row.discarded) for row in store.call("known_uids", {"uids": uids}, "read")}
     lines = [_missing(uid, places[uid], states, known) for uid in uids]
     found = {uid for uid, _ in known} | {uid for uid, rows in places.items() if rows}
     return lines, len(set(uids) - found)

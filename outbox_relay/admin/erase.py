@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +43,7 @@ class Erased:
     statistics: Sequence[str] = ()
 
 
-async def erase(
+def erase(
     store: Store,
     subject: Mapping[str, str],
     *,
@@ -64,18 +63,18 @@ async def erase(
     given = {"subject": json.dumps(subject), "actor": actor, "reason": reason, "dry_run": dry_run, "most_ids": STEP_IDS}
     deadline = time.monotonic() + patience
     while True:
-        result = await _steps(store, given, report)
+        result = _steps(store, given, report)
         waits = {each["state"] for each in result.undelivered} == {"pending"}
         if not waits or time.monotonic() > deadline:
             return result
-        await asyncio.sleep(UNSETTLED_PAUSE_SECONDS)
+        time.sleep(UNSETTLED_PAUSE_SECONDS)
 
 
-async def _steps(store: Store, given: Mapping[str, Any], report: Report) -> Erased:
+def _steps(store: Store, given: Mapping[str, Any], report: Report) -> Erased:
     """Take the steps of one erasure until it is done or refused."""
     erasure: int | None = None
     while True:
-        row = await _step(store, {**given, "erasure_id": erasure})
+        row = _step(store, {**given, "erasure_id": erasure})
         if row.phase in {"done", "refused"}:
             undelivered, archives, statistics = row.undelivered or (), row.archives or (), row.statistics or ()
             return Erased(row.matched, row.done, row.left_over, undelivered, archives, row.key_hash, statistics)
@@ -83,12 +82,12 @@ async def _steps(store: Store, given: Mapping[str, Any], report: Report) -> Eras
         report(row.phase, row.place, row.upto_id)
 
 
-async def _step(store: Store, given: Mapping[str, Any]) -> Any:
+def _step(store: Store, given: Mapping[str, Any]) -> Any:
     """Take one step and return its row."""
     deadline = time.monotonic() + LOCKED_SECONDS
     while True:
         try:
-            [row] = await store.call("erase", given, "operate")
+            [row] = store.call("erase", given, "operate")
         except StatementFailed as error:
             if error.sqlstate not in LOCKED or time.monotonic() > deadline:
                 raise

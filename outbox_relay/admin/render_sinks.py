@@ -1,15 +1,13 @@
-"""The lists of sinks and of differing settings as text. Pure."""
+"""The list of sinks as text. Pure."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from outbox_relay.admin.render import NO_SINKS, replace_unprintable, table
 
 HEADER = ("SINK", "GENERATION", "START", "SINCE", "PAUSED", "PATTERNS", "RELAYS")
-FORMER_HEADER = ("FORMER NAME", "SINCE", "BY", "NOW")
-DIFFERENCE_HEADER = ("SETTING", "FILE", "RUNNING", "RELAYS")
+FORMER_HEADER = ("REMOVED SINK", "SINCE", "BY")
 
 
 def sinks_text(found: dict[str, Any]) -> str:
@@ -35,15 +33,4 @@ def _sink(sink: dict[str, Any]) -> tuple[str, ...]:
 
 def _former(former: dict[str, Any]) -> tuple[str, ...]:
     by = former["actor"] or former["role_name"]
-    return former["name"], former["removed_at"][:19], by, former["renamed_to"] or "removed"
-
-
-def differences_text(differences: list[dict[str, Any]]) -> str:
-    """Render the differences between file and relays as a table."""
-    rows = [
-        (each["setting"], json.dumps(each["file"], ensure_ascii=False), json.dumps(each["running"], ensure_ascii=False),
-         ", ".join(each["relays"]))
-        for each in differences
-    ]  # fmt: skip
-    lines = table([DIFFERENCE_HEADER, *rows]) if rows else ["no difference"]
-    return "\n".join(map(replace_unprintable, lines))
+    return former["name"], former["removed_at"][:19], by

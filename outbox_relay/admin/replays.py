@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import chain
@@ -51,28 +51,28 @@ class Preview(NamedTuple):
     unrouted: Sequence[str] = ()
 
 
-async def preview(store: Store, wanted: Mapping[str, Any], to: str | None) -> Preview:
+def preview(store: Store, wanted: Mapping[str, Any], to: str | None) -> Preview:
     """Return what a replay would deliver. ``wanted`` has sink, type, key, tenant, since, until and uids.
 
     Raises ``NotFound``, which names the nearest sink, ``ConfigurationError``, ``DatabaseUnusable`` or
     ``DatabaseUnavailable``.
     """
-    await asyncio.sleep(SETTLE_SECONDS)
+    time.sleep(SETTLE_SECONDS)
     limits = {"most": EXACT_EVENTS, "seconds": SEARCH_SECONDS, "alive": ALIVE_SECONDS}
-    [found] = await _act(store, "preview_replay", {**_filter(wanted, to), **limits})
-    return Preview(*found, unrouted=await _unrouted(store, wanted))
+    [found] = _act(store, "preview_replay", {**_filter(wanted, to), **limits})
+    return Preview(*found, unrouted=_unrouted(store, wanted))
 
 
-async def _unrouted(store: Store, wanted: Mapping[str, Any]) -> list[str]:
+def _unrouted(store: Store, wanted: Mapping[str, Any]) -> list[str]:
     """Return the types of the events that ``wanted`` names and that no route of its sink matches."""
     if "uids" not in wanted:
         return []
-    types = [row.type for row in await store.call("event_types", {"uids": wanted["uids"]}, "read")]
-    patterns = [row.patterns for row in await store.named("status_sinks", {}) if row.name == wanted["sink"]]
+    types = [row.type for row in store.call("event_types", {"uids": wanted["uids"]}, "read")]
+    patterns = [row.patterns for row in store.named("status_sinks", {}) if row.name == wanted["sink"]]
     return [each for each in types if not any(matches(pattern, each) for pattern in chain.from_iterable(patterns))]
 
 
-async def start(
+def start(
     store: Store,
     wanted: Mapping[str, Any],
     to: str | None,
@@ -85,7 +85,7 @@ async def start(
     parameters = {**_filter(wanted, to), "rate": rate, "actor": actor, "reason": reason}
     for attempt in range(1, TRIES + 1):
         try:
-            [found] = await _act(store, "start_replay", parameters)
+            [found] = _act(store, "start_replay", parameters)
         except StatementFailed as error:
             if error.sqlstate != SERIALIZATION_FAILURE or attempt == TRIES:
                 raise
@@ -94,22 +94,22 @@ async def start(
     raise AssertionError("unreachable")
 
 
-async def change(store: Store, number: int, action: str, *, actor: str, reason: str | None = None) -> str | None:
+def change(store: Store, number: int, action: str, *, actor: str, reason: str | None = None) -> str | None:
     """Pause, resume or cancel a replay; return None, or the state that it had if there was nothing to change.
 
     Raises ``NotFound``, and ``ConfigurationError`` if a replay is to be resumed that has ended.
     """
     parameters = {"replay": number, "action": action, "actor": actor, "reason": reason}
     try:
-        [found] = await store.action("set_replay", parameters)
+        [found] = store.action("set_replay", parameters)
     except ConfigurationError:
-        if action == "resume" or (state := (await replay(store, number))["state"]) not in ENDED:
+        if action == "resume" or (state := (replay(store, number))["state"]) not in ENDED:
             raise
         return state
     return None if found.changed else STATE_AFTER[action]
 
 
-async def replays(store: Store, *, unfinished: bool = False) -> list[dict[str, Any]]:
+def replays(store: Store, *, unfinished: bool = False) -> list[dict[str, Any]]:
     """Return the replays, newest first, for ``replay list --json``; with ``unfinished``, those that have not ended.
 
     ``total`` is the number of events that the filter matches, so far until ``total_exact``. Each of them is delivered,
@@ -117,13 +117,13 @@ async def replays(store: Store, *, unfinished: bool = False) -> list[dict[str, A
     end, ``passed_by``: it had a row or a discard mark in the target, or was erased. ``waits_for`` says why a running
     replay does not advance, or is None.
     """
-    found = await store.named("replays", {"replay": None, "unfinished": unfinished, "most": MOST_LISTED})
+    found = store.named("replays", {"replay": None, "unfinished": unfinished, "most": MOST_LISTED})
     return [_plain(row) for row in found]
 
 
-async def replay(store: Store, number: int) -> dict[str, Any]:
+def replay(store: Store, number: int) -> dict[str, Any]:
     """Return one replay as ``replays`` does. Raises ``NotFound``."""
-    found = await store.named("replays", {"replay": number, "unfinished": False, "most": 1})
+    found = store.named("replays", {"replay": number, "unfinished": False, "most": 1})
     if not found:
         raise NotFound(f"there is no replay {number}; outbox-relay replay list shows them")
     return _plain(found[0])
@@ -171,11 +171,11 @@ def _filter(wanted: Mapping[str, Any], to: str | None) -> dict[str, Any]:
     return {"filter": json.dumps(wanted), "to": to}
 
 
-async def _act(store: Store, name: str, parameters: Mapping[str, Any]) -> list[Any]:
+def _act(store: Store, name: str, parameters: Mapping[str, Any]) -> list[Any]:
     try:
-        return await store.action(name, parameters)
+        return store.action(name, parameters)
     except NotFound as error:
         sinks = [parameters["to"], json.loads(parameters["filter"])["sink"]]
-        known = {row.name for row in await store.named("sink_names", {})}
+        known = {row.name for row in store.named("sink_names", {})}
         missing = [sink for sink in sinks if sink is not None and sink not in known]
-        raise NotFound(await unknown_sink(store, missing[0]) if missing else str(error)) from None
+        raise NotFound(unknown_sink(store, missing[0]) if missing else str(error)) from None

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
@@ -22,7 +21,7 @@ AT_ONCE = "at_once needs the right to operate"
 BUSY = "another process is running retention, such as a relay that writes an archive: run this again later"
 
 
-async def retention_status(store: Store) -> dict[str, Any]:
+def retention_status(store: Store) -> dict[str, Any]:
     """Return the policy, and each day that holds events or was emptied, for ``retention status --json``.
 
     - ``day``: the first day of a partition (UTC), or "default" for events without a partition of their own.
@@ -37,10 +36,10 @@ async def retention_status(store: Store) -> dict[str, Any]:
     Raises ``DatabaseUnusable`` or ``DatabaseUnavailable``.
     """
     with advise_grant("read"):
-        return await store.retention_status(live=True)
+        return store.retention_status(live=True)
 
 
-async def preview_retention(store: Store) -> dict[str, Any]:
+def preview_retention(store: Store) -> dict[str, Any]:
     """Return what a pass would empty, and change nothing: ``matched`` days, and each due day with its keepers.
 
     ``keep_days_of`` are the live relays whose files decide ``keep_days``.
@@ -48,8 +47,8 @@ async def preview_retention(store: Store) -> dict[str, Any]:
     Raises as ``retention_status``.
     """
     with advise_grant("operate"):
-        checks = {day_name(day): await store.check_day(day, None) for day in await store.due_days()}
-        policy = await store.retention_status(live=False)
+        checks = {day_name(day): store.check_day(day, None) for day in store.due_days()}
+        policy = store.retention_status(live=False)
     held = policy["hold_until"] is not None
     free = [day for day, check in checks.items() if not check.kept_by and not held]
     days = [{"day": day, "kept_by": check.kept_by} for day, check in checks.items()]
@@ -65,9 +64,7 @@ class RetentionRun(NamedTuple):
     keep_days_of: list[str]
 
 
-async def run_retention(
-    store: Store, archiver: Archiver | None, by: Person, progress: Callable[[str], None]
-) -> RetentionRun:
+def run_retention(store: Store, archiver: Archiver | None, by: Person, progress: Callable[[str], None]) -> RetentionRun:
     """Do one pass, and return it.
 
     A lower policy of all relays counts from now on if the role may operate, and as in a pass of a relay otherwise.
@@ -75,26 +72,24 @@ async def run_retention(
     Raises ``DatabaseUnavailable`` if another process does not end its pass, and as ``retention_status``.
     """
 
-    async def do(granted: Pass) -> Outcome:
-        return await RetentionPass(store, granted, archiver, None, progress).run()
+    def do(granted: Pass) -> Outcome:
+        return RetentionPass(store, granted, archiver, None, progress).run()
 
     until = time.monotonic() + BUSY_SECONDS
     with advise_grant("operate"):
         owner = uuid4()
-        while (result := await _pass(store, owner, by, do)) is None:
+        while (result := _pass(store, owner, by, do)) is None:
             if time.monotonic() > until:
                 raise DatabaseUnavailable(BUSY)
-            await asyncio.sleep(BUSY_PAUSE_SECONDS)
-        return RetentionRun(*result, (await store.retention_status(live=False))["keep_days_of"])
+            time.sleep(BUSY_PAUSE_SECONDS)
+        return RetentionRun(*result, (store.retention_status(live=False))["keep_days_of"])
 
 
-async def _pass(
-    store: Store, owner: UUID, by: Person, do: Callable[[Pass], Awaitable[Outcome]]
-) -> tuple[Pass, Outcome] | None:
+def _pass(store: Store, owner: UUID, by: Person, do: Callable[[Pass], Outcome]) -> tuple[Pass, Outcome] | None:
     """Do a pass as a person, or as a relay does if the role is only a relay's."""
     try:
-        return await run_pass(store, owner, by, do, at_once=True)
+        return run_pass(store, owner, by, do, at_once=True)
     except DatabaseUnusable as error:
         if AT_ONCE not in str(error):
             raise
-        return await run_pass(store, owner, by, do)
+        return run_pass(store, owner, by, do)

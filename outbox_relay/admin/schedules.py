@@ -18,56 +18,56 @@ STATE_AFTER = {"pause": "paused", "resume": "active", "remove": "removed"}
 """The state of a schedule after each action."""
 
 
-async def schedules(store: Store, after: str = "", most: int = MOST_LISTED) -> list[dict[str, Any]]:
+def schedules(store: Store, after: str = "", most: int = MOST_LISTED) -> list[dict[str, Any]]:
     """Return up to ``most`` schedules by name, from the one after ``after``, for ``schedules list --json``.
 
     ``next_at`` is None until a relay has found the first time. ``late_seconds`` is above 0 while the next time has come
     and was not emitted, and None while the schedule is paused. ``error`` says why its event was not emitted, and
     ``retry_at`` when it is tried again if the schema refused it.
     """
-    found = await store.call("schedules", {"after": after, "name": None, "most": most}, "read")
+    found = store.call("schedules", {"after": after, "name": None, "most": most}, "read")
     return [_plain(row) for row in found]
 
 
-async def schedule(store: Store, name: str) -> dict[str, Any]:
+def schedule(store: Store, name: str) -> dict[str, Any]:
     """Return one schedule. Raises ``NotFound``, which names the nearest."""
-    found = await store.call("schedules", {"after": "", "name": name, "most": 1}, "read")
+    found = store.call("schedules", {"after": "", "name": name, "most": 1}, "read")
     if not found:
-        raise NotFound(await _unknown(store, name))
+        raise NotFound(_unknown(store, name))
     return _plain(found[0])
 
 
-async def change(store: Store, name: str, action: str, *, actor: str, reason: str | None = None) -> bool:
+def change(store: Store, name: str, action: str, *, actor: str, reason: str | None = None) -> bool:
     """Pause, resume or remove a schedule; return False if it was paused or active already. Raises ``NotFound``."""
     parameters = {"name": name, "action": action, "actor": actor, "reason": reason}
-    return (await _act(store, "set_schedule", parameters)).changed
+    return _act(store, "set_schedule", parameters).changed
 
 
-async def run(store: Store, name: str, *, actor: str, reason: str | None = None) -> UUID:
+def run(store: Store, name: str, *, actor: str, reason: str | None = None) -> UUID:
     """Emit the event of a schedule now, and return its uid.
 
     Raises ``NotFound``, and ``ConfigurationError`` if the schema refuses the event.
     """
-    return (await _act(store, "run_schedule", {"name": name, "actor": actor, "reason": reason})).uid
+    return _act(store, "run_schedule", {"name": name, "actor": actor, "reason": reason}).uid
 
 
-async def relays_with(store: Store, name: str) -> list[str]:
+def relays_with(store: Store, name: str) -> list[str]:
     """Return the names of the live relays that have a schedule in their settings."""
-    [row] = await store.call("relays_with_schedule", {"name": name}, "operate")
+    [row] = store.call("relays_with_schedule", {"name": name}, "operate")
     return row.relays
 
 
-async def _act(store: Store, statement: str, parameters: dict[str, Any]) -> Any:
+def _act(store: Store, statement: str, parameters: dict[str, Any]) -> Any:
     try:
-        [row] = await store.call(statement, parameters, "operate")
+        [row] = store.call(statement, parameters, "operate")
     except NotFound:
-        raise NotFound(await _unknown(store, parameters["name"])) from None
+        raise NotFound(_unknown(store, parameters["name"])) from None
     return row
 
 
-async def _unknown(store: Store, name: str) -> str:
+def _unknown(store: Store, name: str) -> str:
     """Return why there is no such schedule, with the nearest name, or with those that there are."""
-    known = [each["name"] for each in await schedules(store)]
+    known = [each["name"] for each in schedules(store)]
     near = get_close_matches(name.lower(), known, 1)
     listed = f"there are: {', '.join(known[:MOST_NAMED])}" if known else "there is none"
     return f"there is no schedule {name!r} in this database; {f'did you mean {near[0]}?' if near else listed}"

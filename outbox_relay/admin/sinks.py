@@ -1,4 +1,4 @@
-"""Actions on sinks: list, remove, rename, seek and probe.
+"""Actions on sinks: list, remove, seek and probe.
 
 Each is a function of the schema that leaves a row of the audit.
 """
@@ -53,13 +53,13 @@ class Seek(NamedTuple):
     exact: bool
 
 
-async def sinks(store: Store) -> dict[str, Any]:
-    """Return all sinks and the names that sinks had, for ``sinks list --json``.
+def sinks(store: Store) -> dict[str, Any]:
+    """Return all sinks and the names of removed ones, for ``sinks list --json``.
 
     Raises ``DatabaseUnusable`` or ``DatabaseUnavailable``.
     """
-    found = await store.named("list_sinks", {"seconds": ALIVE_SECONDS})
-    former = await store.named("list_former_sinks", {})
+    found = store.named("list_sinks", {"seconds": ALIVE_SECONDS})
+    former = store.named("list_former_sinks", {})
     return {"sinks": [_plain(row) for row in found], "former": [_plain(row) for row in former]}
 
 
@@ -68,19 +68,19 @@ def _plain(row: Any) -> dict[str, Any]:
     return {name: value.isoformat() if isinstance(value, datetime) else value for name, value in values.items()}
 
 
-async def removal(store: Store, sink: str) -> Removal | None:
+def removal(store: Store, sink: str) -> Removal | None:
     """Return what is lost if ``sink`` is removed; None if it was removed before.
 
     Raises ``NotFound``, which names the nearest sink, ``DatabaseUnusable`` or ``DatabaseUnavailable``.
     """
-    if any(row.name == sink and row.renamed_to is None for row in await store.named("list_former_sinks", {})):
+    if any(row.name == sink for row in store.named("list_former_sinks", {})):
         return None
     limits = {"most": EXACT_EVENTS, "seconds": SEARCH_SECONDS, "alive": ALIVE_SECONDS}
-    [found] = await _act(store, "preview_removal", {"sink": sink, **limits})
+    [found] = _act(store, "preview_removal", {"sink": sink, **limits})
     return Removal(*found)
 
 
-async def remove(
+def remove(
     store: Store,
     sink: str,
     *,
@@ -89,7 +89,7 @@ async def remove(
     reason: str | None = None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Removed:
-    """Remove ``sink``, or, with ``forget``, the name of a sink that was removed or renamed.
+    """Remove ``sink``, or, with ``forget``, the name of a sink that was removed.
 
     A sink with many rows is paused, and loses them in steps, of which ``progress`` is called with the number of rows
     so far. After an interruption it stays paused; repeat the call.
@@ -99,7 +99,7 @@ async def remove(
     audit, deleted = None, 0
     given = {"sink": sink, "forget": forget, "most": STEP_ROWS, "actor": actor, "reason": reason}
     while True:
-        [found] = await _act(store, "drop_sink", {**given, "audit": audit})
+        [found] = _act(store, "drop_sink", {**given, "audit": audit})
         audit = found.audit if audit is None else audit
         deleted += found.deliveries
         if found.removed or found.forgotten or not found.deliveries:
@@ -107,32 +107,22 @@ async def remove(
         progress(deleted)
 
 
-async def rename(store: Store, sink: str, new: str, *, actor: str, reason: str | None = None) -> int:
-    """Rename ``sink``, which no relay serves, to ``new``; return the number of rows that it has.
-
-    Raises ``ConfigurationError`` if a relay serves the sink, or if ``new`` is no name, or is taken; otherwise as
-    ``removal``.
-    """
-    [found] = await _act(store, "rename_sink", {"sink": sink, "new": new, "actor": actor, "reason": reason})
-    return found.deliveries
-
-
-async def preview_seek(store: Store, sink: str, to: str) -> Seek:
+def preview_seek(store: Store, sink: str, to: str) -> Seek:
     """Return what a seek of ``sink`` to ``to`` would do: "now", "beginning", a time, or an age as ISO duration.
 
     Raises ``ConfigurationError`` for a time that lies in the future; otherwise as ``removal``.
     """
     limits = {"most": EXACT_EVENTS, "seconds": SEARCH_SECONDS}
-    [found] = await _act(store, "preview_seek", {"sink": sink, "to": to, **limits})
+    [found] = _act(store, "preview_seek", {"sink": sink, "to": to, **limits})
     return Seek(*found)
 
 
-async def seek(store: Store, sink: str, to: str, *, actor: str, reason: str | None = None) -> None:
+def seek(store: Store, sink: str, to: str, *, actor: str, reason: str | None = None) -> None:
     """Put ``sink`` at another place of the log. Raises as ``preview_seek``."""
     given = {"sink": sink, "to": to, "actor": actor, "reason": reason}
     for attempt in range(1, TRIES + 1):
         try:
-            await _act(store, "seek_sink", given)
+            _act(store, "seek_sink", given)
         except StatementFailed as error:
             if error.sqlstate != SERIALIZATION_FAILURE or attempt == TRIES:
                 raise
@@ -140,27 +130,27 @@ async def seek(store: Store, sink: str, to: str, *, actor: str, reason: str | No
             return
 
 
-async def probe_obstacle(store: Store, sink: str) -> str | None:
+def probe_obstacle(store: Store, sink: str) -> str | None:
     """Return why a probe of ``sink`` would do nothing: it is ``paused``, or its circuit is ``closed``. Else None.
 
     Raises ``NotFound``, which names the nearest sink, ``DatabaseUnusable`` or ``DatabaseUnavailable``.
     """
-    for row in await store.named("status_sinks", {}):
+    for row in store.named("status_sinks", {}):
         if row.name == sink:
             return "paused" if row.paused else "closed" if row.circuit == "closed" else None
-    raise NotFound(await unknown_sink(store, sink))
+    raise NotFound(unknown_sink(store, sink))
 
 
-async def probe(store: Store, sink: str, *, actor: str, reason: str | None = None) -> str | None:
+def probe(store: Store, sink: str, *, actor: str, reason: str | None = None) -> str | None:
     """Have relays whose circuit of ``sink`` is open send its next event now.
 
     Return why there is nothing to probe, as ``probe_obstacle``. Raises as that, and ``ConfigurationError``.
     """
     given = {"sink": sink, "actor": actor, "reason": reason}
     try:
-        [row] = await store.call("probe_sink", given, "operate")
+        [row] = store.call("probe_sink", given, "operate")
     except NotFound:
-        raise NotFound(await unknown_sink(store, sink)) from None
+        raise NotFound(unknown_sink(store, sink)) from None
     return row.obstacle
 
 
@@ -175,10 +165,10 @@ def probe_text(sink: str, obstacle: str | None) -> str:
             return f"the circuit of sink {sink} is closed: there is nothing to probe"
 
 
-async def _act(store: Store, name: str, parameters: Mapping[str, Any]) -> list[Any]:
+def _act(store: Store, name: str, parameters: Mapping[str, Any]) -> list[Any]:
     try:
-        return await store.action(name, parameters)
+        return store.action(name, parameters)
     except NotFound as error:
         if "in this database" not in str(error):
             raise
-        raise NotFound(await unknown_sink(store, str(parameters["sink"]))) from None
+        raise NotFound(unknown_sink(store, str(parameters["sink"]))) from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -33,7 +33,7 @@ NEWEST_EVENTS = 10_000
 """Number of newest events that are searched for types without a route."""
 
 
-async def status(store: Store) -> dict[str, Any]:
+def status(store: Store) -> dict[str, Any]:
     """Return the state of all relays and sinks, for ``status --json``.
 
     For each sink:
@@ -75,23 +75,23 @@ async def status(store: Store) -> dict[str, Any]:
 
     Raises ``StatementFailed`` if the sinks cannot be listed, ``DatabaseUnusable`` or ``DatabaseUnavailable``.
     """
-    sinks = await store.named("status_sinks", {})
+    sinks = store.named("status_sinks", {})
     parts = _Parts()
-    missing = await parts.ask("missing positions", store.missing_positions())
+    missing = parts.ask("missing positions", store.missing_positions)
     return {
-        "relays": await parts.ask("relays", live_relays(store)),
+        "relays": parts.ask("relays", lambda: live_relays(store)),
         "sinks": {
             sink.name: {
-                **(await _backlog(store, sink, parts) or dict.fromkeys(BACKLOG)),
+                **(_backlog(store, sink, parts) or dict.fromkeys(BACKLOG)),
                 **_delivery(sink),
                 "missing_positions": None if missing is None else len(missing.get(sink.name, ())),
             }
             for sink in sinks
         },
-        "unrouted": await parts.ask("types without a route", _unrouted(store, sinks)),
-        "in_default_partition": await parts.ask("DEFAULT partition", _in_default_partition(store)),
-        "retention": await parts.ask(RETENTION, _retention(store)),
-        "replays": await parts.ask("replays", replays(store, unfinished=True)),
+        "unrouted": parts.ask("types without a route", lambda: _unrouted(store, sinks)),
+        "in_default_partition": parts.ask("DEFAULT partition", lambda: _in_default_partition(store)),
+        "retention": parts.ask(RETENTION, lambda: _retention(store)),
+        "replays": parts.ask("replays", lambda: replays(store, unfinished=True)),
         "not_answered": parts.not_answered,
     }
 
@@ -102,10 +102,10 @@ class _Parts:
     def __init__(self) -> None:
         self.not_answered: list[dict[str, str]] = []
 
-    async def ask(self, part: str, answer: Awaitable[T]) -> T | None:
+    def ask(self, part: str, ask: Callable[[], T]) -> T | None:
         """Return the answer, or None if its statement failed, which is recorded."""
         try:
-            return await answer
+            return ask()
         except StatementFailed as error:
             self.not_answered.append({"part": part, "reason": str(error)})
             return None
@@ -123,10 +123,10 @@ def too_old(found: dict[str, Any], most_seconds: float) -> list[str]:
     return lines
 
 
-async def live_relays(store: Store) -> list[dict[str, Any]]:
+def live_relays(store: Store) -> list[dict[str, Any]]:
     """Return the relays seen within ``ALIVE_SECONDS`` or owning a shard, with the number of their shards per sink."""
     relays: dict[Any, dict[str, Any]] = {}
-    for row in await store.named("status_relays", {"seconds": ALIVE_SECONDS, "stale": STALE_SECONDS}):
+    for row in store.named("status_relays", {"seconds": ALIVE_SECONDS, "stale": STALE_SECONDS}):
         relay = relays.setdefault(
             row.id,
             {
@@ -142,14 +142,14 @@ async def live_relays(store: Store) -> list[dict[str, Any]]:
     return list(relays.values())
 
 
-async def _backlog(store: Store, sink: Any, parts: _Parts) -> dict[str, Any] | None:
+def _backlog(store: Store, sink: Any, parts: _Parts) -> dict[str, Any] | None:
     """Return the values of ``BACKLOG``, or None if they cannot be counted."""
     hurried = bool(parts.not_answered)
     seconds = HURRIED_SEARCH_SECONDS if hurried else SEARCH_SECONDS
     parameters = {"sink": sink.name, "types": _types(sink.patterns), "most": EXACT_EVENTS, "seconds": seconds}
     statement = "status_queue" if sink.claim == "rows" else "status_backlog"
-    asked = store.named(statement, parameters, HURRIED_SECONDS if hurried else ANSWER_SECONDS)
-    rows = await parts.ask(f"backlog of sink {sink.name}", asked)
+    deadline = HURRIED_SECONDS if hurried else ANSWER_SECONDS
+    rows = parts.ask(f"backlog of sink {sink.name}", lambda: store.named(statement, parameters, deadline))
     if rows is None:
         return None
     [found] = rows
@@ -206,17 +206,17 @@ def _types(patterns: list[str]) -> list[str] | None:
     return None if types is None else list(types)
 
 
-async def _unrouted(store: Store, sinks: list[Any]) -> list[str]:
+def _unrouted(store: Store, sinks: list[Any]) -> list[str]:
     routes = Routes({pattern: ("some",) for sink in sinks for pattern in sink.patterns})
-    types = await store.named("status_types", {"most": NEWEST_EVENTS})
+    types = store.named("status_types", {"most": NEWEST_EVENTS})
     return [row.type for row in types if not routes.routed(row.type) and row.type not in NOTICE_TYPES]
 
 
-async def _retention(store: Store) -> dict[str, Any]:
-    found = await store.retention_status(live=False)
+def _retention(store: Store) -> dict[str, Any]:
+    found = store.retention_status(live=False)
     if found["idle"]:  # what keeps a day may have changed since the last pass
         with suppress(StatementFailed):  # it takes reading: then as of the last pass
-            found = await store.retention_status(live=True)
+            found = store.retention_status(live=True)
     blocked = [
         {
             "day": day["day"],
@@ -232,6 +232,6 @@ async def _retention(store: Store) -> dict[str, Any]:
     return {**policy, "blocked": blocked}
 
 
-async def _in_default_partition(store: Store) -> int:
-    [row] = await store.named("status_default_partition", {"most": EXACT_EVENTS})
+def _in_default_partition(store: Store) -> int:
+    [row] = store.named("status_default_partition", {"most": EXACT_EVENTS})
     return row.events

@@ -17,7 +17,7 @@ SEARCH_SECONDS = 10.0
 """Time limit for the search, after which no further step begins."""
 
 
-async def why(store: Store, uid: UUID) -> dict[str, Any]:
+def why(store: Store, uid: UUID) -> dict[str, Any]:
     """Return the event ``uid`` and its state in each sink, for ``why --json``.
 
     ``outbox.why`` finds the states out, which docs/commands.md describes with their fields. ``attempts_recorded`` are
@@ -26,14 +26,12 @@ async def why(store: Store, uid: UUID) -> dict[str, Any]:
     Raises ``NotFound`` if neither the log, ``delivery``, a mark of a discard nor a record has the event,
     ``DatabaseUnusable`` or ``DatabaseUnavailable``.
     """
-    found: dict[str, Any] | None = (await store.named("why", {"uid": uid}))[0].found
+    found: dict[str, Any] | None = (store.named("why", {"uid": uid}))[0].found
     if found is None:
         raise unknown_event(uid)
-    recorded = await newest_attempts(store, uid)
+    recorded = newest_attempts(store, uid)
     if any(sink.get("sink_error") for sink in found["sinks"].values()):
-        errors = {
-            sink.name: sink.last_error for sink in await store.named("status_sinks", {})
-        }  # without those that are over
+        errors = {sink.name: sink.last_error for sink in store.named("status_sinks", {})}  # without those that are over
         for name, sink in found["sinks"].items():
             if "sink_error" in sink:
                 sink["sink_error"] = errors.get(name)
@@ -44,7 +42,7 @@ async def why(store: Store, uid: UUID) -> dict[str, Any]:
     return found
 
 
-async def why_key(
+def why_key(
     store: Store, key: str, most: int, before: int | None = None, seconds: float | None = None
 ) -> dict[str, Any]:
     """Return the newest events of ``key`` in the log, at most ``most``, newest first, for ``why --key --json``.
@@ -58,22 +56,22 @@ async def why_key(
     Raises ``DatabaseUnusable`` or ``DatabaseUnavailable``.
     """
     until = time.monotonic() + (SEARCH_SECONDS if seconds is None else seconds)
-    [(first, upto)] = await store.named("log_ends", {})
+    [(first, upto)] = store.named("log_ends", {})
     upto = upto if before is None else min(upto, before - 1)
     uids: list[UUID] = []
     while upto >= first and len(uids) < most:
         after = max(upto - STEP_IDS, first - 1)
         wanted = {"key": key, "after": after, "upto": upto, "most": most - len(uids)}
-        uids += [row.uid for row in await store.named("events_of_key", wanted)]
+        uids += [row.uid for row in store.named("events_of_key", wanted)]
         upto = after
         if time.monotonic() >= until:
             break
     complete = upto < first or len(uids) == most
-    oldest = [] if complete else await store.named("event_time", {"id": upto})
+    oldest = [] if complete else store.named("event_time", {"id": upto})
     events: list[dict[str, Any]] = []
     for uid in uids:
         with suppress(NotFound):  # its day was emptied meanwhile
-            events.append(await why(store, uid))
+            events.append(why(store, uid))
     return {
         "key": key,
         "events": events,

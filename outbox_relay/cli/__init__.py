@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -26,8 +27,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if argv is None else argv
     if argv is None:
         gc.set_threshold(GARBAGE_OBJECTS)
-    if "run" in given and "retention" not in given:
+    is_relay = "run" in given and "retention" not in given
+    if is_relay:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     from outbox_relay.cli.entry import main as run
 
-    return run(given)
+    code = run(given)
+    if is_relay and argv is None:
+        import logging
+
+        for handler in logging.getLogger().handlers:
+            handler.flush()
+        os._exit(code)  # threads that hang, such as those of ``asyncio.to_thread`` in a handler, would keep the process
+    return code

@@ -85,8 +85,8 @@ def _emit(arguments: argparse.Namespace) -> int:
     if arguments.content_type is None:
         _check_json(payload)
 
-    async def emit(store: Store) -> UUID:
-        return await admin.emit(
+    def emit(store: Store) -> UUID:
+        return admin.emit(
             store,
             arguments.type,
             payload,

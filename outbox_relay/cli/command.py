@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from outbox_relay.cli import arguments
 from outbox_relay.cli.output import keep_libraries_quiet, say
 from outbox_relay.domain.errors import ConfigurationError
-from outbox_relay.domain.file_reading import FILES
 
 if TYPE_CHECKING:
     from outbox_relay.postgres.store import Store
@@ -63,7 +61,7 @@ def add_group(commands: Any, name: str, text: str) -> Any:
 
 def load_settings(arguments: argparse.Namespace) -> Settings:
     """Return the settings from file, environment and options. Raises ``ConfigurationError``, also if a file blocks."""
-    return FILES.call(lambda: read_settings(arguments))
+    return read_settings(arguments)
 
 
 def read_settings(arguments: argparse.Namespace) -> Settings:
@@ -93,7 +91,7 @@ def load_database(arguments: argparse.Namespace) -> DatabaseSettings:
 
 def query(
     arguments: argparse.Namespace,
-    ask: Callable[[Store], Awaitable[T]],
+    ask: Callable[[Store], T],
     *,
     check_schema: bool = True,
     grant: str = "operate",
@@ -107,18 +105,14 @@ def query(
     database = load_database(arguments)
     database.require_dsn()
     keep_libraries_quiet()
-
-    async def run() -> T:
-        pooler = database.pooler == "transaction"
-        async with admin.connect(database.dsn, pooler=pooler, check_schema=check_schema, grant=grant) as store:
-            return await ask(store)
-
-    return asyncio.run(run())
+    pooler = database.pooler == "transaction"
+    with admin.connect(database.dsn, pooler=pooler, check_schema=check_schema, grant=grant) as store:
+        return ask(store)
 
 
 def show(
     arguments: argparse.Namespace,
-    ask: Callable[[Store], Awaitable[T]],
+    ask: Callable[[Store], T],
     render: Callable[[T], str],
     as_json: Callable[[T], object] | None = None,
     *,

@@ -48,9 +48,9 @@ def _list(arguments: argparse.Namespace) -> int:
 
     wanted = read_filter(arguments)
 
-    async def ask(store: Store) -> tuple[list[dict[str, Any]], Matched]:
-        found = await admin.list_deliveries(store, wanted, arguments.limit)
-        return found, await admin.count_deliveries(store, wanted)
+    def ask(store: Store) -> tuple[list[dict[str, Any]], Matched]:
+        found = admin.list_deliveries(store, wanted, arguments.limit)
+        return found, admin.count_deliveries(store, wanted)
 
     show(arguments, ask, lambda found: admin.deliveries_text(*found), lambda found: _as_json(*found))
     return DONE
@@ -82,9 +82,9 @@ def _show(arguments: argparse.Namespace) -> int:
 def _export(arguments: argparse.Namespace) -> int:
     from outbox_relay import admin
 
-    async def write(store: Store) -> int:
+    def write(store: Store) -> int:
         written = 0
-        async for found in admin.export(store, read_filter(arguments)):
+        for found in admin.export(store, read_filter(arguments)):
             sys.stdout.write(json.dumps(found) + "\n")
             written += 1
         return written

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from outbox_relay.cli.arguments import number_between, text, uid
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from outbox_relay.admin import Filter, Matched, Report, Result
     from outbox_relay.postgres.store import Store
 
-    Act = Callable[[Store, Filter, Report], Awaitable[Result]]
+    Act = Callable[[Store, Filter, Report], Result]
 
 
 def add(group: Any, states: Sequence[str]) -> None:
@@ -48,7 +48,7 @@ def _add_selection(parser: argparse.ArgumentParser, states: Sequence[str], note:
 def _retry(arguments: argparse.Namespace) -> int:
     from outbox_relay import admin
 
-    def act(store: Store, wanted: Filter, report: Report) -> Awaitable[Result]:
+    def act(store: Store, wanted: Filter, report: Report) -> Result:
         given: dict[str, Any] = {"actor": actor(), "reason": arguments.reason, "rate": arguments.rate}
         return admin.retry_deliveries(store, wanted, report=report, **given)
 
@@ -58,7 +58,7 @@ def _retry(arguments: argparse.Namespace) -> int:
 def _discard(arguments: argparse.Namespace) -> int:
     from outbox_relay import admin
 
-    def act(store: Store, wanted: Filter, report: Report) -> Awaitable[Result]:
+    def act(store: Store, wanted: Filter, report: Report) -> Result:
         return admin.discard_deliveries(store, wanted, actor=actor(), reason=arguments.reason, report=report)
 
     return _run(arguments, "discard", "discarded", act)

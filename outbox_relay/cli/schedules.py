@@ -47,9 +47,9 @@ def _change(arguments: argparse.Namespace) -> int:
 
     name, action = arguments.name, arguments.action
 
-    async def change(store: Any) -> tuple[bool, list[str]]:
-        changed = await schedules.change(store, name, action, **_by(arguments))
-        return changed, await schedules.relays_with(store, name) if action == "remove" else []
+    def change(store: Any) -> tuple[bool, list[str]]:
+        changed = schedules.change(store, name, action, **_by(arguments))
+        return changed, schedules.relays_with(store, name) if action == "remove" else []
 
     changed, relays = query(arguments, change)
     state = schedules.STATE_AFTER[action]

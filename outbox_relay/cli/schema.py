@@ -11,7 +11,6 @@ from outbox_relay.cli.arguments import PAYLOAD_BYTES, PAYLOAD_LEAST, integer_bet
 from outbox_relay.cli.command import add_command, load_database
 from outbox_relay.cli.confirmation import actor, add_reason
 from outbox_relay.cli.output import DONE
-from outbox_relay.domain.file_reading import FILES
 
 _GRANTS = {
     "emit": "grant a role of an application what it needs",
@@ -81,4 +80,4 @@ def _rebase(arguments: argparse.Namespace) -> int:
 
 def _owner_dsn(arguments: argparse.Namespace) -> str:
     """Return the connection string for a change of the schema. With ``--dsn``, no settings are read."""
-    return FILES.call(load_database(arguments).dsn) if arguments.dsn is None else arguments.dsn
+    return load_database(arguments).dsn() if arguments.dsn is None else arguments.dsn

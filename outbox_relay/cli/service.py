@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import sys
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from outbox_relay.cli.command import add_command, load_settings, read_settings
 from outbox_relay.cli.output import DONE, FAILED, USAGE, exit_code, keep_libraries_quiet, missing_package, say
 from outbox_relay.domain.errors import ConfigurationError, RelayError
-from outbox_relay.domain.file_reading import FILES
 
 if TYPE_CHECKING:
     from outbox_relay.settings import Settings
@@ -45,20 +43,20 @@ def _check(arguments: argparse.Namespace) -> int:
         if arguments.json:
             print(json.dumps(_checked(problems=str(error).splitlines())))
         raise
-    warnings = FILES.call(lambda: [*settings.warnings(loaded), *settings.exposures(loaded, os.environ)])
+    warnings = [*settings.warnings(loaded), *settings.exposures(loaded, os.environ)]
     if arguments.online:
         keep_libraries_quiet()
-        problems, unanswered, found = asyncio.run(check.check_online(loaded))
+        problems, unanswered, found = check.check_online(loaded)
         warnings += found
     else:
         unanswered = []
-        problems = [*FILES.call(lambda: check.unusable_plugins(loaded)), *chain(*check.refused_values(loaded).values())]
-        warnings += FILES.call(lambda: webhooks.unreadable(loaded))
+        problems = [*check.unusable_plugins(loaded), *chain(*check.refused_values(loaded).values())]
+        warnings += webhooks.unreadable(loaded)
         try:
-            FILES.call(loaded.database.dsn)
+            loaded.database.dsn()
         except ConfigurationError as error:
             warnings.append(str(error))
-    problems = [*FILES.call(lambda: [*settings.dsn_faults(loaded), *check.missing_for_archive(loaded)]), *problems]
+    problems = [*settings.dsn_faults(loaded), *check.missing_for_archive(loaded), *problems]
     for warning in warnings:
         say(f"warning: {warning}")
     for problem in [*unanswered, *problems]:

@@ -1,4 +1,4 @@
-"""Commands on sinks: list, remove, rename, seek, probe."""
+"""Commands on sinks: list, remove, seek, probe."""
 
 from __future__ import annotations
 
@@ -20,14 +20,11 @@ UNCHANGED = "nothing was changed"
 
 def add(commands: Any) -> None:
     """Add the commands of this module."""
-    actions = add_group(commands, "sinks", "list, remove, rename, seek and probe sinks")
+    actions = add_group(commands, "sinks", "list, remove, seek and probe sinks")
     listed = add_command(actions, "list", _list, "show all sinks, and the relays that have them in their settings")
     removed = add_command(actions, "remove", _remove, "remove a sink, with its rows and positions")
     _add_sink(removed)
     removed.add_argument("--forget", action="store_true", help="let relays register the name again")
-    renamed = add_command(actions, "rename", _rename, "give a sink that no relay serves another name")
-    _add_sink(renamed, "OLD")
-    renamed.add_argument("new", type=text, metavar="NEW", help="the new name")
     sought = add_command(actions, "seek", _seek, "move a sink to another position in the log")
     _add_sink(sought)
     sought.add_argument(
@@ -36,16 +33,16 @@ def add(commands: Any) -> None:
     )  # fmt: skip
     probed = add_command(actions, "probe", _probe, "probe the destination of a sink now, while its circuit is open")
     _add_sink(probed)
-    for parser in (removed, renamed, sought, probed):
+    for parser in (removed, sought, probed):
         add_reason(parser)
     for parser in (removed, sought):
         add_yes(parser)
-    for parser in (listed, removed, renamed, sought, probed):
+    for parser in (listed, removed, sought, probed):
         parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _add_sink(parser: argparse.ArgumentParser, metavar: str = "SINK") -> None:
-    parser.add_argument("sink", type=text, metavar=metavar, help="its name")
+def _add_sink(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("sink", type=text, metavar="SINK", help="its name")
 
 
 def _place(value: str) -> str:
@@ -100,15 +97,6 @@ def _removal_question(name: str, lost: Removal) -> str:
 def _progress(rows: int) -> None:
     if sys.stderr.isatty():
         say(f"{_count(rows, 'row')} deleted")
-
-
-def _rename(arguments: argparse.Namespace) -> int:
-    from outbox_relay.admin import sinks
-
-    old, new = arguments.sink, arguments.new
-    rows = query(arguments, lambda store: sinks.rename(store, old, new, **_by(arguments)))
-    said = f"sink {old} is now {new}: change the name in the relays' files, too"
-    return _done(arguments, rows, said)
 
 
 def _by(arguments: argparse.Namespace) -> dict[str, Any]:

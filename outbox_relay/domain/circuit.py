@@ -37,8 +37,8 @@ class Circuit:
     """
 
     __slots__ = (
-        *("_delay", "_failing", "_policy", "_until", "failing_since", "failures", "last_error", "refused_probes"),
-        *("state", "term", "unavailable_since"),
+        *("_delay", "_failing", "_policy", "_until", "deliveries", "failing_since", "failures", "last_error"),
+        *("refused_probes", "state", "term", "unavailable_since"),
     )
 
     def __init__(self, policy: CircuitPolicy) -> None:
@@ -52,6 +52,8 @@ class Circuit:
         self.last_error: str | None = None
         self.failures = 0
         """The number of failures that counted."""
+        self.deliveries = 0
+        """The number of calls that were delivered."""
         self.failing_since: float | None = None
         """The time of the first failure that no delivery has followed; None if there is none."""
         self.unavailable_since: float | None = None
@@ -74,8 +76,17 @@ class Circuit:
         self._turn("half-open")
         return 0.0
 
+    def may_probe(self, now: float) -> bool:
+        """Return True if the next admission would be a probe."""
+        return self.state == "open" and now >= self._until
+
+    def next_probe_at(self, now: float) -> float:
+        """Return when the wait for the next probe ends; never if none is waited for."""
+        return self._until if self.state == "open" and self._until > now else float("inf")
+
     def delivered(self, term: int) -> None:
         """Record that the destination accepted an event admitted in ``term``."""
+        self.deliveries += 1
         if term != self.term:
             return
         self._failing.clear()

@@ -20,8 +20,6 @@ from zoneinfo import ZoneInfo, available_timezones
 
 from cronsim import CronSim, CronSimError
 
-from outbox_relay.domain.file_reading import while_reading
-
 CRON_CHARS = 255
 """Longest cron expression, in characters."""
 ZONE_CHARS = 64
@@ -149,7 +147,6 @@ def _following(found: Iterator[datetime]) -> datetime | None:
 
 def _zone(name: str) -> ZoneInfo | None:
     try:
-        with while_reading(f"time zone {name[:ZONE_CHARS]!r}"):
-            return ZoneInfo(name)
+        return ZoneInfo(name)
     except (KeyError, ValueError, OSError):  # OSError: the name of a folder
         return None

@@ -14,6 +14,7 @@
         HandedOver           shards were given up with events in flight
         LeaseLost            a fence found another owner or epoch of a shard
         IncarnationChanged   the server is not the one that earlier reads came from
+      SinkStuck              all calls of a sink hang; the process ends with exit code 1, to be started again
 
 An exception means that the outcome is unknown. The answer of a destination is a value: see ``outcomes``.
 Messages never contain a payload, a secret or a DSN.
@@ -108,6 +109,10 @@ class StatementFailed(RelayError):
     def __init__(self, message: str, sqlstate: str | None = None) -> None:
         super().__init__(message)
         self.sqlstate = sqlstate
+
+
+class SinkStuck(RelayError):
+    """All calls of a sink hang, and nothing in this process can end them."""
 
 
 class SessionReset(RelayError):

@@ -17,6 +17,8 @@ def without(text: str, value: str, shown: str, *, anywhere: bool) -> str:
 
     ``anywhere``: a value of at least ``LONG`` characters is replaced inside longer words too.
     """
+    if value not in text:  # a pattern of a whole payload would take seconds
+        return text
     if anywhere and len(value) >= LONG:
         return text.replace(value, shown)
     begin, end = _BEGIN if value[:1].isalnum() else "", _END if value[-1:].isalnum() else ""

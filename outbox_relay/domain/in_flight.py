@@ -48,6 +48,11 @@ class Chunk:
         return [i for i, done in enumerate(self._done[:before]) if not done]
 
     @property
+    def left(self) -> int:
+        """The number of events that are not done."""
+        return self._done.count(0)
+
+    @property
     def last_done(self) -> int:
         """The index of the last event that is done; -1 if there is none."""
         return self._done.rfind(1)
@@ -302,7 +307,7 @@ class InFlight:
     @property
     def undone(self) -> int:
         """The number of events that are neither delivered nor parked."""
-        return sum(len(chunk.undone()) for chunk in self._chunks if not chunk.finished)
+        return sum(chunk.left for chunk in self._chunks)
 
     def take(self, group: ShardGroup, chunk: Chunk) -> None:
         """Add a chunk that was read for a readable group, whose next turn comes after those of the others."""

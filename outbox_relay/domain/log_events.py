@@ -40,10 +40,8 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "config.superseded": "another configuration of this sink is in force; draining",
         # Metrics
         "figures.failed": "figures of the database are unknown",
-        "history.dropped": "a minute of the history was not written",
         # Database
         "database.unreachable": "the database cannot be reached yet",
-        "database.look_failed": "a read with a tick failed",
         "database.tick_failed": "a tick failed",
         "database.other_listened": (
             "database.listen_dsn leads to another server or database than database.dsn: the relay polls until it is "
@@ -53,13 +51,11 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
             "notifications on channel outbox that no emit sends: the relay polls for a while; revoke CONNECT on "
             "this database from roles that do not need it"
         ),
-        "sessions.restarted": "sessions restarted from stored positions",
         # Sinks
         "database.not_listening": "no connection to listen on; the log is polled",
         "sink.restarted": "session of a sink restarted after an error",
-        "sink.reloaded": "session of a sink restarted with new settings",
-        "sink.followed": "a new session begins while requests are in flight",
-        "sink.prepare_failed": "the next session could not be prepared and is prepared again",
+        "sink.reloaded": "sink served with new settings",
+        "sink.not_reported": "the state of the sink is not in the database yet",
         "sink.paused": "sink paused until it is resumed",
         "sink.lagging": "sink lags",
         "sink.recovered": "sink no longer lags",
@@ -67,9 +63,7 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "sink.unthrottled": "limit of requests restored",
         "sink.trouble": "parts of the destination in trouble",
         "sink.trouble_over": "parts of the destination recovered",
-        "sink.renamed": "this sink was renamed; it is not served under this name",
-        "sink.removed": "this sink was removed; its name is not registered again",
-        "sink.missing": "this sink was removed from the database; a restart adds it again",
+        "sink.missing": "this sink is not in the database and is not served",
         "sink.registered_again": (
             "this sink is new in the restored database and was registered again; if it starts now, events emitted "
             "before are not delivered to it: deliver them with outbox-relay replay start"
@@ -77,9 +71,6 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "circuit.opened": "circuit opened",
         "circuit.closed": "circuit closed",
         KAFKA_CLIENT: "a line of Kafka's client, which is the message",
-        "kafka.failed": "Kafka sink failed",
-        "handler.output": "a line that a handler printed",
-        "worker.ended": "a worker process of a Python sink ended",
         # Deliveries
         "event.dead": "event became a dead letter",
         "rows.claim_failed": "claim of rows failed",
@@ -99,9 +90,7 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "replays.failed": "replays could not be read; the relay tries again",
         "replays.leases_failed": "leases of replays were not renewed",
         # Housekeeping and retention
-        "housekeeping.done": "housekeeping",
         "housekeeping.failed": "a chore failed and is tried again",
-        "scheduled.failed": "due events did not enter the log; the relay tries again",
         "retention.emptied": "day emptied",
         "retention.dropped": "partition removed",
         "retention.blocked": "retention blocked",
@@ -115,7 +104,6 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "schedule.passed_over": "missed times of a schedule passed over",
         "schedule.refused": "the schema refused the event of a schedule; outbox-relay schedules list shows the reason",
         "schedule.failed": "a schedule cannot fire here",
-        "schedules.failed": "schedules could not be read; the relay tries again",
         "schedules.superseded": "schedules of the file have another definition",
         "schedules.registered_again": "schedules were missing in the restored database and were registered again",
         "schedules.taken_back": "definitions of the file are in force again",

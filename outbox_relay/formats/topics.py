@@ -13,8 +13,6 @@ from itertools import takewhile
 
 TOPIC_CHARS = 249
 """Longest topic name in Kafka, in characters."""
-TOPICS_MAX = 1_000
-"""Default limit of different topics for the events of one sink."""
 INTERNAL_PREFIX = "__"
 """The prefix of Kafka's internal topics, which events are never written to."""
 REMEMBERED_TOPICS = 4096

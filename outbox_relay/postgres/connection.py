@@ -1,18 +1,14 @@
-"""The relay's connection to the database, with fixed settings and fast reading of long answers.
-
-libpq returns an answer in pieces of 16 KB, and psycopg returns to the event loop for each piece: a hundred times for a
-chunk of events. That costs as much as the events themselves, and more while another thread works.
-"""
+"""The relay's connection to the database: fixed settings, and a time limit that depends on no setting of a session."""
 
 from __future__ import annotations
 
 import os
-import select
-from collections.abc import Generator, Mapping, Sequence
+import time
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, Final, LiteralString, TypeVar
 
 import psycopg
-from psycopg import AsyncConnection, BaseConnection
+from psycopg import BaseConnection, capabilities
 from psycopg.conninfo import make_conninfo
 from psycopg.pq import ConnStatus, TransactionStatus
 from psycopg.waiting import Ready, Wait
@@ -28,6 +24,8 @@ select extract(epoch from pg_catalog.pg_postmaster_start_time())::text, d.oid::b
 """
 CONNECT_SECONDS = 5
 """Longest wait for a new connection."""
+CANCEL_SECONDS = 1.0
+"""Longest wait for the acceptance of a cancellation, and then for its effect."""
 CONNECTION_DEFAULTS: Mapping[str, str | int] = {
     "connect_timeout": CONNECT_SECONDS,
     "tcp_user_timeout": 15_000,
@@ -36,16 +34,52 @@ CONNECTION_DEFAULTS: Mapping[str, str | int] = {
     "keepalives_count": 3,
 }
 """With these, a peer that vanished is detected within 15 to 25 s; the kernel's defaults take 15 minutes."""
-MOST_PIECES = 16
-"""Maximum number of pieces of an answer that are read before the event loop runs again."""
 
 
-class Connection(AsyncConnection[Any]):
-    """A connection of psycopg that waits less often."""
+class Connection(psycopg.Connection[Any]):
+    """A connection that waits for an answer until ``until``, a ``time.monotonic()`` value.
 
-    async def wait(self, gen: Generator[Wait, Ready | int, T], *args: Any, **kwargs: Any) -> T:
+    Then the statement is cancelled. If the server answers that, the error is the server's, and the connection is kept.
+    Otherwise it is ``TimeoutError``: the connection is of no further use, and it is unknown whether the statement took
+    effect. Nothing is waited for after ``give_up_at()``.
+    """
+
+    until = float("inf")
+    give_up_at: Callable[[], float] = staticmethod(lambda: float("inf"))
+
+    def wait(self, gen: Generator[Wait, Ready | int, T], *args: Any, **kwargs: Any) -> T:
         """Run ``gen``, as the method that this overrides."""
-        return await super().wait(_taking(gen, self.pgconn.socket), *args, **kwargs)
+        try:
+            return super().wait(self._limited(gen), *args, **kwargs)
+        except TimeoutError:
+            if not self._cancelled():
+                raise
+        self.until = time.monotonic() + CANCEL_SECONDS
+        return super().wait(self._limited(gen), *args, **kwargs)
+
+    def _limited(self, gen: Generator[Wait, Ready | int, T]) -> Generator[Wait, Ready | int, T]:
+        """Wrap ``gen`` so that it ends in time. The driver resumes it ten times a second while nothing arrives."""
+        try:
+            wanted = next(gen)
+            while True:
+                ready = yield wanted
+                if time.monotonic() > min(self.until, self.give_up_at()):
+                    raise TimeoutError
+                wanted = gen.send(ready)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+    def _cancelled(self) -> bool:
+        """Ask the server to end the statement. Return False if that is not possible in time."""
+        # Before version 17, libpq waits for this without a limit.
+        if not capabilities.has_cancel_safe() or time.monotonic() > self.give_up_at():
+            return False
+        try:
+            self.cancel_safe(timeout=CANCEL_SECONDS)
+        except psycopg.Error:
+            return False
+        return True
 
 
 MARK: Final[LiteralString] = "outbox.direct"
@@ -68,9 +102,9 @@ def direct(dsn: str, more_options: str = "") -> str:
         return dsn
 
 
-async def is_direct(connection: AsyncConnection[Any]) -> bool:
+def is_direct(connection: psycopg.Connection[Any]) -> bool:
     """Return False if a pooler ignores the settings in the startup packet of a connection."""
-    row = await (await connection.execute(IS_DIRECT)).fetchone()
+    row = connection.execute(IS_DIRECT).fetchone()
     return bool(row and row[0])
 
 
@@ -84,28 +118,21 @@ def reaches_server(dsn: str) -> bool:
         return False
 
 
-async def fix_settings(connection: AsyncConnection[Any]) -> None:
+def fix_settings(connection: psycopg.Connection[Any]) -> None:
     """Set the settings of a direct connection that its startup packet cannot set.
 
     PGTZ and PGDATESTYLE override the options of a connection, and an old server refuses the name of a newer setting.
 
     Raises ``psycopg.errors.InsufficientPrivilege`` if this role may not change a setting that the relay depends on.
     """
-    for statement in settings_to_fix(connection):
-        await connection.execute(statement)
-
-
-def settings_to_fix(connection: BaseConnection[Any]) -> Sequence[LiteralString]:
-    """Return the statements with which ``fix_settings`` sets the settings of a new connection."""
     reported = connection.pgconn.parameter_status
-    statements: list[LiteralString] = [CORRECTION]
+    connection.execute(CORRECTION)
     if connection.info.server_version >= 170000:
-        statements.append("set transaction_timeout = 0")
+        connection.execute("set transaction_timeout = 0")
     if reported(b"TimeZone") != b"UTC":
-        statements.append("set TimeZone = 'UTC'")
+        connection.execute("set TimeZone = 'UTC'")
     if not (reported(b"DateStyle") or b"").startswith(b"ISO"):
-        statements.append("set DateStyle = 'ISO'")
-    return statements
+        connection.execute("set DateStyle = 'ISO'")
 
 
 def is_alive(connection: BaseConnection[Any]) -> bool:
@@ -114,24 +141,7 @@ def is_alive(connection: BaseConnection[Any]) -> bool:
     return connection.pgconn.status == ConnStatus.OK and connection.pgconn.transaction_status not in unanswered
 
 
-async def database_identity(connection: AsyncConnection[Any]) -> tuple[str, int]:
+def database_identity(connection: psycopg.Connection[Any]) -> tuple[str, int]:
     """Return the start time of the server and the database's oid, which together identify a database of a server."""
-    row = await (await connection.execute(IDENTITY)).fetchone()
+    row = connection.execute(IDENTITY).fetchone()
     return (row[0], row[1]) if row else ("", 0)
-
-
-def _taking(gen: Generator[Wait, Ready | int, T], socket: int) -> Generator[Wait, Ready | int, T]:
-    """Wrap ``gen`` so that it reads on without a wait while more data has arrived."""
-    arrived = select.poll()
-    arrived.register(socket, select.POLLIN)
-    try:
-        wanted = next(gen)
-        while True:
-            wanted = gen.send((yield wanted))
-            for _ in range(MOST_PIECES):
-                if wanted is not Wait.R or not arrived.poll(0):
-                    break
-                wanted = gen.send(Ready.R)
-    except StopIteration as end:
-        result: T = end.value
-        return result

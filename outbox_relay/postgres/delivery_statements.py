@@ -14,11 +14,14 @@ from outbox_relay.postgres.attempt_values import array_text, attempt_json, recor
 from outbox_relay.postgres.database import Database
 from outbox_relay.postgres.rows import MOST_PAYLOAD, ClaimedRow, DeliveredRow, NewRow, RowPlace, RowUpdate
 
+COUNT_SECONDS = 2.0
+"""Longest wait for a count of rows, which the loop of a sink waits for before it delivers."""
+
 
 class DeliveryStatements(Database):
     """Settlements, and the rows of ``delivery``. ``server`` as in ``LogStatements``."""
 
-    async def settle(
+    def settle(
         self,
         sink: str,
         owner: UUID,
@@ -50,13 +53,13 @@ class DeliveryStatements(Database):
             **recorded_events(recorded),
             **record_columns(recorded),
         }
-        [(mine,)] = await self._rows("settle", parameters)
+        [(mine,)] = self._rows("settle", parameters)
         if not mine:
             raise LeaseLost(f"sink {sink}: a shard with rows to settle has another owner")
 
     # -- blocked keys -----------------------------------------------------------------------------------------
 
-    async def blocked_keys(
+    def blocked_keys(
         self, sink: str, shards: Iterable[int], hold: bool, *, server: str | None = None
     ) -> tuple[list[tuple[str, int]], bool]:
         """Return the keys of these shards, as (key, shard), with rows that are to be delivered in order.
@@ -65,40 +68,39 @@ class DeliveryStatements(Database):
         the rows may be of any shard.
         """
         parameters = {"sink": sink, "shards": list(shards), "hold": hold, "server": server}
-        found = await self._rows("blocked_keys", parameters)
+        found = self._rows("blocked_keys", parameters)
         keys = [(key, shard) for key, shard in found if key is not None]
         return keys, len(keys) < len(found)
 
-    async def still_blocked(self, sink: str, keys: Sequence[str], hold: bool, *, server: str | None = None) -> set[str]:
+    def still_blocked(self, sink: str, keys: Sequence[str], hold: bool, *, server: str | None = None) -> set[str]:
         """Return those of ``keys`` that still have such rows."""
         parameters = {"sink": sink, "keys": keys, "hold": hold, "server": server}
-        return {key for (key,) in await self._rows("still_blocked", parameters)}
+        return {key for (key,) in self._rows("still_blocked", parameters)}
 
-    async def held_keys(self, sink: str, after: str | None, most: int) -> list[str]:
+    def held_keys(self, sink: str, after: str | None, most: int) -> list[str]:
         """Return the next keys with held rows after ``after`` (None: from the first one), at most ``most``."""
-        return [key for (key,) in await self._rows("held_keys", {"sink": sink, "after": after, "most": most})]
+        return [key for (key,) in self._rows("held_keys", {"sink": sink, "after": after, "most": most})]
 
     # -- discard marks ----------------------------------------------------------------------------------------
 
-    async def highest_discarded(self, sink: str, *, server: str | None = None) -> int | None:
+    def highest_discarded(self, sink: str, *, server: str | None = None) -> int | None:
         """Return the highest id of an event that was discarded; None if there is none."""
-        [(highest,)] = await self._rows("highest_discarded", {"sink": sink, "server": server})
-        return highest
+        return self.value("highest_discarded", {"sink": sink, "server": server})
 
-    async def discarded(self, sink: str, events: Sequence[tuple[int, UUID]], *, server: str | None = None) -> set[int]:
+    def discarded(self, sink: str, events: Sequence[tuple[int, UUID]], *, server: str | None = None) -> set[int]:
         """Return the ids of those events, each an id and a uid, that were discarded."""
         parameters = {"sink": sink, "ids": [e[0] for e in events], "uids": [e[1] for e in events], "server": server}
-        return {event_id for (event_id,) in await self._rows("discarded", parameters)}
+        return {event_id for (event_id,) in self._rows("discarded", parameters)}
 
     # -- claims of rows ---------------------------------------------------------------------------------------
 
-    async def extend_leases(self, sink: str, rows: Sequence[tuple[int, UUID, float]]) -> set[int]:
+    def extend_leases(self, sink: str, rows: Sequence[tuple[int, UUID, float]]) -> set[int]:
         """Let the leases of rows, each an id, a lease and seconds from now, end later; return the ids of valid ones."""
         ids, leases, seconds = ([row[place] for row in rows] for place in range(3))
         parameters = {"sink": sink, "ids": ids, "leases": leases, "seconds": seconds}
-        return {event_id for (event_id,) in await self._rows("extend_leases", parameters)}
+        return {event_id for (event_id,) in self._rows("extend_leases", parameters)}
 
-    async def claim_rows(
+    def claim_rows(
         self,
         sink: str,
         owner: UUID,
@@ -133,41 +135,39 @@ class DeliveryStatements(Database):
             "after_due": after and after.due,
             "after_id": after and after.id,
         }
-        claimed = await self._rows("claim_rows", parameters)
+        claimed = self._rows("claim_rows", parameters)
         claimed.sort(key=lambda row: row[0])
         return [ClaimedRow._make((StoredEvent(*row[:-5]), *row[-5:-2], lease, row[-1], row[-2])) for row in claimed]
 
-    async def row_payload(self, sink: str, event_id: int, lease: UUID) -> tuple[bytes | None, str | None] | None:
+    def row_payload(self, sink: str, event_id: int, lease: UUID) -> tuple[bytes | None, str | None] | None:
         """Return the payload of a row that is under ``lease``, or the fault of one above the ceiling of the schema.
 
         None if there is no such row, or it has no payload.
         """
-        found = await self._rows("row_payload", {"sink": sink, "id": event_id, "lease": lease})
+        found = self._rows("row_payload", {"sink": sink, "id": event_id, "lease": lease})
         return found[0] if found else None
 
-    async def count_parked(self, sink: str, most: int, *, trouble: bool) -> tuple[int, bool]:
+    def count_parked(self, sink: str, most: int, *, trouble: bool) -> tuple[int, bool]:
         """Count the rows of the sink that are to be delivered, up to ``most`` with and ``most`` without an order.
 
         With ``trouble``, also return whether one of them returned without a counted attempt, so that it waits for a
         part of the destination.
         """
         parameters = {"sink": sink, "most": most, "trouble": trouble}
-        [(count, waiting)] = await self._rows("count_parked", parameters)
+        [(count, waiting)] = self._rows("count_parked", parameters, deadline=COUNT_SECONDS)
         return count, waiting
 
-    async def give_rows_back(self, sink: str, owner: UUID) -> int:
+    def give_rows_back(self, sink: str, owner: UUID) -> int:
         """End the leases of rows that ``owner`` claimed and no longer delivers; return their number."""
-        [(count,)] = await self._rows("give_rows_back", {"sink": sink, "owner": owner})
-        return count
+        return self.value("give_rows_back", {"sink": sink, "owner": owner})
 
-    async def give_leases_back(self, sink: str, leases: Sequence[UUID]) -> int:
+    def give_leases_back(self, sink: str, leases: Sequence[UUID]) -> int:
         """End these leases of rows that were claimed and not tried; return the number of rows."""
-        [(count,)] = await self._rows("give_leases_back", {"sink": sink, "leases": list(leases)})
-        return count
+        return self.value("give_leases_back", {"sink": sink, "leases": list(leases)})
 
     # -- outcomes of rows -------------------------------------------------------------------------------------
 
-    async def delete_rows(
+    def delete_rows(
         self, sink: str, done: Sequence[DeliveredRow], *, relay: str | None = "", only_tried: bool = False
     ) -> dict[int, bool]:
         """Delete delivered rows; return the ids of those whose lease was still valid.
@@ -185,9 +185,9 @@ class DeliveryStatements(Database):
             "only_tried": only_tried,
             **record_columns([d.record if relay is not None else None for d in done]),
         }
-        return dict(await self._rows("delete_rows", parameters))
+        return dict(self._rows("delete_rows", parameters))
 
-    async def update_rows(self, sink: str, updates: Sequence[RowUpdate], *, relay: str | None = "") -> set[int]:
+    def update_rows(self, sink: str, updates: Sequence[RowUpdate], *, relay: str | None = "") -> set[int]:
         """Update rows that were not delivered and end their leases; return the ids of those that were still leased.
 
         Their records are written under the name of the ``relay``, none if that is None.
@@ -201,7 +201,7 @@ class DeliveryStatements(Database):
             **_outcomes(updates),
             **record_columns([r.record if relay is not None else None for r in updates]),
         }
-        return {row_id for (row_id,) in await self._rows("update_rows", parameters)}
+        return {row_id for (row_id,) in self._rows("update_rows", parameters)}
 
 
 def _positions(positions: Mapping[int, tuple[int, Position]]) -> dict[str, Any]:

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, LiteralString, NamedTuple, cast
+from typing import Any, Final, LiteralString, NamedTuple
 from uuid import UUID
-
-import psycopg
-from psycopg.rows import namedtuple_row
 
 from outbox_relay.postgres.database import Database
 
@@ -33,39 +30,29 @@ class FiguresClaim(NamedTuple):
 class FigureStatements(Database):
     """Figures that one relay measures for all, and the history that each adds to."""
 
-    async def claim_figures(self, relay: UUID, seconds: float) -> FiguresClaim:
+    def claim_figures(self, relay: UUID, seconds: float) -> FiguresClaim:
         """Claim the measuring of figures for ``seconds``."""
-        [row] = await self.measure("claim_figures", {"relay": relay, "seconds": seconds})
+        [row] = self.measure("claim_figures", {"relay": relay, "seconds": seconds})
         return FiguresClaim(*row)
 
-    async def store_figures(self, relay: UUID, token: UUID, figures: Mapping[str, Any]) -> bool:
+    def store_figures(self, relay: UUID, token: UUID, figures: Mapping[str, Any]) -> bool:
         """Store figures for every relay. Return False if the claim has lapsed."""
         parameters = {"relay": relay, "token": token, "figures": json.dumps(figures)}
-        [(stored,)] = await self.measure("store_figures", parameters)
+        [(stored,)] = self.measure("store_figures", parameters)
         return stored
 
-    async def stored_figures(self) -> tuple[object, float]:
+    def stored_figures(self) -> tuple[object, float]:
         """Return the stored figures, which any version may have written, and the database's POSIX time."""
-        found = await self.measure("stored_figures", {})
+        found = self.measure("stored_figures", {})
         return (found[0].figures, found[0].now) if found else (None, 0.0)
 
-    async def add_history(self, minute: Sequence[Mapping[str, Any]]) -> None:
+    def add_history(self, minute: Sequence[Mapping[str, Any]]) -> None:
         """Add rows of sinks to the present minute of the history."""
-        await self.measure("add_history", {"minute": json.dumps(minute)})
+        self.measure("add_history", {"minute": json.dumps(minute)})
 
-    async def trim_history(self, most: int) -> int:
-        """Remove up to ``most`` old rows of the history; return their number."""
-        [(removed,)] = await self.measure("trim_history", {"most": most})
-        return removed
-
-    async def measure(self, name: str, parameters: Mapping[str, Any]) -> list[Any]:
+    def measure(self, name: str, parameters: Mapping[str, Any]) -> list[Any]:
         """Return the rows of a statement file as named tuples.
 
         The server ends it after a second, or after 0.1 s of waiting for a lock.
         """
-        async with self._connection(self._call_seconds, name) as connection:
-            cursor = psycopg.AsyncClientCursor(connection, row_factory=cast(Any, namedtuple_row))
-            await cursor.execute("; ".join((*_LIMITS, self._sql[name])), parameters)
-            for _ in _LIMITS:
-                cursor.nextset()
-            return await cursor.fetchall()
+        return self._message(_LIMITS, name, parameters)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, partialmethod
 from typing import Any, cast
 
-from psycopg import AsyncCursor
+from psycopg import Cursor
 
 from outbox_relay.domain.errors import DatabaseUnusable
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.window import Tick
-from outbox_relay.postgres.connection_slots import OTHER, called_by
 from outbox_relay.postgres.database import TUPLES, Database
-from outbox_relay.postgres.looks import tick_of
+from outbox_relay.postgres.looks import look_parameters, tick_of, window_of
 from outbox_relay.postgres.rows import Look, TickResult, WindowRequest
 
 TICK_SECONDS = 5.0
@@ -21,7 +21,7 @@ TICK_SECONDS = 5.0
 silently, so that the relay delivers again within 20 s. The driver takes up to 10 s more to give up."""
 
 
-def event_row(_cursor: AsyncCursor[Any]) -> Callable[[Sequence[Any]], StoredEvent]:
+def event_row(_cursor: Cursor[Any]) -> Callable[[Sequence[Any]], StoredEvent]:
     """Return the row factory for columns in the order of ``StoredEvent``.
 
     It is called for every event: a partial is one call without a frame.
@@ -38,155 +38,109 @@ class LogStatements(Database):
 
     _known_incarnation: str | None = None
 
-    async def schema(self) -> tuple[int, int]:
+    def schema(self) -> tuple[int, int]:
         """Return the version of the schema, and the oldest schema version whose relays work on it."""
-        return (await self._rows("schema", {}))[0]
+        return (self._rows("schema", {}))[0]
 
-    async def max_payload_bytes(self) -> int | None:
+    def max_payload_bytes(self) -> int | None:
         """Return the largest payload that applications may emit, in bytes; None if the stored value is no number."""
-        [(found,)] = await self._rows("max_payload_bytes", {})
-        return found
+        return self.value("max_payload_bytes", {})
 
-    async def floor(self) -> int:
+    def floor(self) -> int:
         """Return the floor of the numbering (see ``outbox.rebase``).
 
         Raises ``DatabaseUnusable`` if the log comes from another cluster, or if it holds ids or xids that the server
         has not assigned yet.
         """
-        [(floor, ids_ahead, highest_xid, elsewhere)] = await self._rows("floor", {})
+        [(floor, ids_ahead, highest_xid, elsewhere)] = self._rows("floor", {})
         if elsewhere:
             raise DatabaseUnusable(
                 "the log comes from another cluster, as after a restore, a move or pg_upgrade: stop every relay, then "
                 "run outbox-relay rebase"
             )
-        if ids_ahead or highest_xid > (await self.tick()).tick.next_xid:
+        if ids_ahead or highest_xid > (self.tick()).tick.next_xid:
             raise DatabaseUnusable(
                 "the log holds ids or transaction numbers that this server has not given out yet, as after a restore "
                 "into another cluster: stop every relay, then run outbox-relay rebase"
             )
         return floor
 
-    async def arm(self, *, to_look: bool = False) -> None:
-        """Mark the server, so that a restart after a crash of one of its processes is noticed: ``outbox_internal.arm``.
+    def arm(self) -> None:
+        """Mark the server, so that a restart after a crash of one of its processes is noticed."""
+        self._rows("arm", {}, TUPLES, self._tick_seconds())
 
-        With ``to_look``, mark the one that looks are taken on.
-        """
-        if to_look:
-            await self._mark(self._tick_seconds())
-        else:
-            with called_by(OTHER):
-                await self._rows("arm", {}, TUPLES, self._tick_seconds())
-
-    async def tick(self) -> TickResult:
-        """Take a tick on a connection of the pool, which is not one of the sinks'."""
-        with called_by(OTHER):
-            [row] = await self._rows("tick", {"known": self._known_incarnation}, TUPLES, self._tick_seconds())
+    def tick(self) -> TickResult:
+        """Take a tick."""
+        [row] = self._rows("tick", {"known": self._known_incarnation}, TUPLES, self._tick_seconds())
         result = tick_of(row)
         self._known_incarnation = result.incarnation
         return result
 
-    async def look(
-        self, request: WindowRequest | None, patience: float, is_news: Callable[[TickResult, float], bool]
-    ) -> Look:
-        """Take a tick, and read the requested window up to it if that is small.
+    def look(self, request: WindowRequest | None) -> Look:
+        """Take a tick, and read the requested window up to it if that is small, in one round trip.
 
-        Repeat that at a steady pace until ``is_news`` returns True for a tick and its duration in seconds, or for
-        ``patience`` seconds. ``is_news`` is called in another thread.
+        Behind a pooler no window is read: the server may have no time limit that ends a slow read before the relay
+        gives up the connection.
         """
-        return await self._look(request, self._tick_seconds(), patience, is_news)
+        asked = None if self.pooler else request
+        began = time.monotonic()
+        parameters = {**look_parameters(asked), "known": self._known_incarnation}
+        rows = self._rows("look", parameters, TUPLES, self._tick_seconds())
+        result = tick_of(rows[0])
+        self._known_incarnation = result.incarnation
+        return Look(result, window_of(rows, result.tick, asked), time.monotonic() - began)
 
     def _tick_seconds(self) -> float:
-        return min(TICK_SECONDS, self._call_seconds)
+        return min(TICK_SECONDS, self.call_seconds)
 
-    async def read_rest(
-        self,
-        shards: Sequence[int],
-        types: Sequence[str] | None,
-        a: Tick,
-        b: Tick,
-        after: int,
-        upto: int,
-        rows: int,
-        payload_bytes: int,
-        *,
-        most_payload: int | None = None,
-        server: str | None = None,
-    ) -> list[StoredEvent]:
-        """Return the events of the window from ``a`` to ``b`` with ids above ``a.seq``, in id order.
-
-        The ids are in (``after``, ``upto``]. ``types`` are SQL LIKE patterns. The read ends after ``rows`` events, or
-        with the event that exceeds ``payload_bytes``.
-
-        With ``most_payload``, an event with a larger payload has a ``fault`` and no payload, and ``payload_bytes``
-        limits payloads, keys and headers together. Without it, ``payload_bytes`` limits payloads alone.
-        """
-        bounds = (after, upto, rows, payload_bytes, most_payload)
-        return await self._read("read_rest", shards, types, (a, b), bounds, server)
-
-    async def read_small(
-        self,
-        shards: Sequence[int],
-        types: Sequence[str] | None,
-        a: Tick,
-        b: Tick,
-        after: int,
-        upto: int,
-        rows: int,
-        event_bytes: int,
-        *,
-        most_payload: int | None = None,
-        server: str | None = None,
-    ) -> list[StoredEvent]:
-        """Return the events of the window from ``a`` to ``b`` as ``read_rest``, with contents only if they are small.
-
-        Those of more than ``event_bytes`` are to be read again: see ``event.cut_unread``.
-        """
-        bounds = (after, upto, rows, event_bytes, most_payload)
-        return await self._read("read_small", shards, types, (a, b), bounds, server)
-
-    async def read_late(
-        self,
-        shards: Sequence[int],
-        types: Sequence[str] | None,
-        a: Tick,
-        b: Tick,
-        after: int,
-        upto: int,
-        rows: int,
-        payload_bytes: int,
-        *,
-        most_payload: int | None = None,
-        server: str | None = None,
-    ) -> list[StoredEvent]:
-        """Return the latecomers of the window from ``a`` to ``b``, otherwise as ``read_rest``.
-
-        With ``most_payload`` the read may be incomplete: see ``event.pop_scan_end``.
-        """
-        bounds = (after, upto, rows, payload_bytes, most_payload)
-        return await self._read("read_late", shards, types, (a, b), bounds, server)
-
-    async def _read(
+    def _read(
         self,
         name: str,
         shards: Sequence[int],
         types: Sequence[str] | None,
-        window: tuple[Tick, Tick],
-        bounds: tuple[int, int, int, int, int | None],
-        server: str | None,
+        a: Tick,
+        b: Tick,
+        after: int,
+        upto: int,
+        rows: int,
+        size: int,
+        *,
+        most_payload: int | None = None,
+        server: str | None = None,
     ) -> list[StoredEvent]:
-        a, b = window
+        """Return events of the window from ``a`` to ``b`` with ids in (``after``, ``upto``], in id order.
+
+        ``types`` are SQL LIKE patterns. The read ends after ``rows`` events, or with the event that exceeds ``size``
+        bytes.
+
+        With ``most_payload``, an event with a larger payload has a ``fault`` and no payload, and ``size`` limits
+        payloads, keys and headers together. Without it, ``size`` limits payloads alone.
+        """
         parameters = {
             "shards": shards,
             "types": None if types is None else list(types),
             "a": a.snapshot,
             "a_next": a.next_xid,
             "b": b.snapshot,
-            **dict(zip(("after", "upto", "rows", "bytes", "most_payload"), bounds, strict=True)),
+            "after": after,
+            "upto": upto,
+            "rows": rows,
+            "bytes": size,
+            "most_payload": most_payload,
             "server": server,
         }
-        return await self._rows(name, parameters, event_row)
+        return self._rows(name, parameters, event_row)
 
-    async def with_tenants(self, events: Sequence[StoredEvent]) -> list[StoredEvent]:
+    read_rest = partialmethod(_read, "read_rest")
+    """Read the events with ids above ``a.seq``: see ``_read``."""
+    read_small = partialmethod(_read, "read_small")
+    """Read as ``read_rest``, with contents only of events of at most ``size`` bytes.
+
+    The others are to be read again: see ``event.cut_unread``."""
+    read_late = partialmethod(_read, "read_late")
+    """Read the latecomers. With ``most_payload`` the read may be incomplete: see ``event.pop_scan_end``."""
+
+    def with_tenants(self, events: Sequence[StoredEvent]) -> list[StoredEvent]:
         """Return the events with their tenants. An event that is no longer in the log has none."""
         if not events:
             return []
@@ -196,15 +150,5 @@ class LogStatements(Database):
             "uids": [event.uid for event in events],
             "times": [event.created_at for event in events],
         }
-        tenants: dict[int, str] = dict(await self._rows("tenants", parameters))
+        tenants: dict[int, str] = dict(self._rows("tenants", parameters))
         return [event._replace(tenant=tenants.get(event.id)) for event in events]
-
-    async def make_partitions(self) -> int:
-        """Create the missing partitions of the coming days; return their number."""
-        [(made,)] = await self._rows("make_partitions", {})
-        return made
-
-    async def make_attempt_partitions(self) -> int:
-        """Create the missing partitions of recorded attempts of the coming days; return their number."""
-        [(made,)] = await self._rows("make_attempt_partitions", {})
-        return made

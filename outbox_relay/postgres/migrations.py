@@ -6,10 +6,9 @@ schema of exactly one version.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 import psycopg
 from psycopg import errors
@@ -21,6 +20,7 @@ from outbox_relay.postgres.errors import encoding_fault, explain
 from outbox_relay.postgres.schema_script import (
     LOCK_SECONDS,
     PROLOGUE,
+    Options,
     SchemaOptions,
     ceiling_sql,
     grant_sql,
@@ -69,37 +69,16 @@ class MigrationResult:
         return f"schema outbox was brought from version {self.before} to {self.after} ({', '.join(self.applied)})"
 
 
-def migrate(
-    dsn: str,
-    *,
-    grant_emit: Iterable[str] = (),
-    grant_relay: Iterable[str] = (),
-    grants: Mapping[str, Iterable[str]] | None = None,
-    debezium: bool = False,
-    max_payload_bytes: int | None = None,
-    revoke_others: bool = False,
-    role_settings: bool = False,
-    folder: Path = SCHEMA_FOLDER,
-) -> MigrationResult:
+def migrate(dsn: str, *, folder: Path = SCHEMA_FOLDER, **given: Unpack[Options]) -> MigrationResult:
     """Create the schema or upgrade it to the newest version in ``folder``, and grant roles what they need.
 
-    ``grants`` maps further kinds, as in the view outbox.privilege, to roles. With ``debezium`` the functions that
-    adopt an outbox table of Debezium's are created or replaced. ``max_payload_bytes`` sets the payload ceiling. All of
-    it happens in one transaction, and none of it on a newer schema. Roles that were granted before keep what they
-    need. Other privileges in the schema are named in the notes, and revoked with ``revoke_others``. ``role_settings``
-    stores the settings that relays need behind a pooler as defaults of their roles in this database.
+    All of it happens in one transaction, and none of it on a newer schema. Roles that were granted before keep what
+    they need. Other privileges in the schema are named in the notes.
 
     Raises ``DatabaseUnusable`` for problems to fix first, such as missing rights or roles or the database's encoding.
     Raises ``DatabaseUnavailable`` if the database does not answer or a lock is held for too long.
     """
-    roles = {"emit": grant_emit, "relay": grant_relay, **(grants or {})}
-    options = schema_options(
-        roles,
-        debezium=debezium,
-        max_payload_bytes=max_payload_bytes,
-        revoke_others=revoke_others,
-        role_settings=role_settings,
-    )
+    options = schema_options(**given)
     try:
         with _connect(dsn) as connection:
             if problem := encoding_fault(connection.info):

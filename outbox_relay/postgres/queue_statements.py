@@ -42,7 +42,7 @@ class QueueClaim(NamedTuple):
 class QueueStatements(Database):
     """The rows of sinks with ``claim = "rows"``. ``server`` as in ``LogStatements``."""
 
-    async def park_window(
+    def park_window(
         self,
         sink: str,
         owner: UUID,
@@ -83,12 +83,12 @@ class QueueStatements(Database):
             "reason": reason,
             "server": server,
         }
-        [(mine, *parked)] = await self._rows("park_window", parameters)
+        [(mine, *parked)] = self._rows("park_window", parameters)
         if not mine:
             raise LeaseLost(f"sink {sink}: a shard whose events were to become rows has another owner")
         return ParkedWindow(*parked)
 
-    async def claim_queued(
+    def claim_queued(
         self,
         sink: str,
         owner: UUID,
@@ -118,7 +118,7 @@ class QueueStatements(Database):
             "after_tenant": after_tenant,
             "tenants": tenants,
         }
-        found = await self._rows("claim_queued", parameters)
+        found = self._rows("claim_queued", parameters)
         if not found:
             return QueueClaim([], after_tenant)
         shard, place, tenant = found[0][1], *found[0][-2:]
@@ -128,29 +128,23 @@ class QueueStatements(Database):
         rows_claimed = [ClaimedRow._make((StoredEvent(*row[:-6]), *row[-6:-3], lease, row[-3], None)) for row in found]
         return QueueClaim(rows_claimed, tenant)
 
-    async def give_claimed_back(self, sink: str, rows: Iterable[tuple[int, UUID]]) -> int:
+    def give_claimed_back(self, sink: str, rows: Iterable[tuple[int, UUID]]) -> int:
         """End the leases of claimed rows, each an id and a lease, that are not delivered; return their number."""
         given = list(rows)
         parameters = {"sink": sink, "ids": [row[0] for row in given], "leases": [row[1] for row in given]}
-        return await self._do("give_claimed_back", parameters)
+        return self._do("give_claimed_back", parameters)
 
-    async def give_queued_back(self, sink: str, owner: UUID, leases: Sequence[UUID]) -> int:
+    def give_queued_back(self, sink: str, owner: UUID, leases: Sequence[UUID]) -> int:
         """End these leases of claims that were not answered; return the number of rows.
 
         Rows that are far behind in the queue keep their leases until these lapse.
         """
-        [(count,)] = await self._rows("give_queued_back", {"sink": sink, "owner": owner, "leases": list(leases)})
-        return count
+        return self.value("give_queued_back", {"sink": sink, "owner": owner, "leases": list(leases)})
 
-    async def count_queued(self, sink: str, after: int, most: int) -> tuple[int, int]:
+    def count_queued(self, sink: str, after: int, most: int) -> tuple[int, int]:
         """Count rows that are to be delivered with ids above ``after``, up to ``most``; also return the last id."""
-        [(count, last)] = await self._rows("count_queued", {"sink": sink, "after": after, "most": most})
+        [(count, last)] = self._rows("count_queued", {"sink": sink, "after": after, "most": most})
         return count, last
-
-    async def queue_due_rows(self, most: int) -> int:
-        """Put rows whose time has come into the queues of their sinks, at most ``most`` of a sink; return how many."""
-        [(count,)] = await self._rows("queue_due_rows", {"most": most})
-        return count
 
 
 def _position(prefix: str, position: Position) -> dict[str, Any]:

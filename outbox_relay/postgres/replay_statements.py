@@ -41,23 +41,22 @@ class ReplayPosition(NamedTuple):
 class ReplayStatements(Database):
     """Replays. ``server`` as in ``LogStatements``."""
 
-    async def replays(self) -> list[ReplayRow]:
+    def replays(self) -> list[ReplayRow]:
         """Return the replays that are not cleared, the oldest first."""
-        return [ReplayRow(*row) for row in await self._rows("running_replays", {})]
+        return [ReplayRow(*row) for row in self._rows("running_replays", {})]
 
-    async def tend_replay(self, replay: int) -> None:
+    def tend_replay(self, replay: int) -> None:
         """Count events of a replay, move its dead letters, and end or clear it, a step of each."""
-        await self._rows("tend_replay", {"replay": replay})
+        self._rows("tend_replay", {"replay": replay})
 
-    async def spend_replay(self, replay: int, spent: int) -> float:
+    def spend_replay(self, replay: int, spent: int) -> float:
         """Pay for ``spent`` events of a replay that has a rate; return the number that may be read now.
 
         It is 0.0 if the replay was cleared.
         """
-        [(tokens,)] = await self._rows("spend_replay", {"replay": replay, "spent": spent})
-        return tokens or 0.0
+        return self.value("spend_replay", {"replay": replay, "spent": spent}) or 0.0
 
-    async def read_replay(
+    def read_replay(
         self,
         replay: int,
         shards: Sequence[int],
@@ -81,16 +80,16 @@ class ReplayStatements(Database):
             "most_payload": most_payload,
             "server": server,
         }
-        return sorted(await self._rows("read_replay", parameters, event_row), key=ID)
+        return sorted(self._rows("read_replay", parameters, event_row), key=ID)
 
-    async def replay_positions(
+    def replay_positions(
         self, replay: int, shards: Iterable[int], *, server: str | None = None
     ) -> dict[int, ReplayPosition]:
         """Return the positions of these shards; none if the replay was cleared."""
         parameters = {"replay": replay, "shards": list(shards), "server": server}
-        return {row[0]: ReplayPosition(*row[1:]) for row in await self._rows("replay_positions", parameters)}
+        return {row[0]: ReplayPosition(*row[1:]) for row in self._rows("replay_positions", parameters)}
 
-    async def settle_replay(
+    def settle_replay(
         self,
         replay: int,
         owner: UUID,
@@ -126,5 +125,4 @@ class ReplayStatements(Database):
             **recorded_events(recorded),
             **record_columns(recorded),
         }
-        [(mine,)] = await self._rows("settle_replay", parameters)
-        return bool(mine)
+        return bool(self.value("settle_replay", parameters))

@@ -7,13 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, LiteralString, NamedTuple
 from uuid import UUID
 
-import psycopg
-
 from outbox_relay.postgres.database import Database
 
 FIRST = (-(1 << 63), UUID(int=0))
 """The place before the first event of a day: an id and a uid."""
-_LIMIT: LiteralString = "set local statement_timeout = '300ms'; "
+_LIMITS: tuple[LiteralString, ...] = ("set local statement_timeout = '300ms'",)
 """Time limit of a statement that locks a partition, including the wait for the lock."""
 
 
@@ -67,109 +65,98 @@ class DayEvent(NamedTuple):
 class RetentionStatements(Database):
     """Steps of the retention. Each names its lease, and raises ``StatementFailed`` if another process has it."""
 
-    async def state_retention(self, relay: UUID, said: Mapping[str, Any] | None) -> bool:
+    def state_retention(self, relay: UUID, said: Mapping[str, Any] | None) -> bool:
         """Record the table ``[retention]`` of a relay, None without one. Return False before its first heartbeat."""
         parameters = {"relay": relay, "said": None if said is None else json.dumps(said)}
-        return await self._do("state_retention", parameters) > 0
+        return self._do("state_retention", parameters) > 0
 
-    async def begin_retention(
+    def begin_retention(
         self, owner: UUID, by: Person, seconds: float, *, at_once: bool, works: bool = True
     ) -> Pass | None:
         """Claim the lease for ``seconds``; return None while another process has it."""
         parameters = {**by._asdict(), "owner": owner, "seconds": seconds, "at_once": at_once, "works": works}
-        [row] = await self.call("begin_retention", parameters, "operate" if at_once else "relay")
+        [row] = self.call("begin_retention", parameters, "operate" if at_once else "relay")
         return None if row[0] is None else Pass(*row)
 
-    async def renew_retention(self, lease: int) -> None:
+    def renew_retention(self, lease: int) -> None:
         """Renew the lease."""
-        await self._rows("renew_retention", {"lease": lease})
+        self._rows("renew_retention", {"lease": lease})
 
-    async def end_retention(self, lease: int) -> None:
+    def end_retention(self, lease: int) -> None:
         """Release the lease."""
-        await self._rows("end_retention", {"lease": lease})
+        self._rows("end_retention", {"lease": lease})
 
-    async def due_days(self) -> list[str]:
+    def due_days(self) -> list[str]:
         """Return the days that are past keep_days and hold events; -infinity is the DEFAULT partition."""
-        return [day for (day,) in await self._rows("due_days", {})]
+        return [day for (day,) in self._rows("due_days", {})]
 
-    async def check_day(self, day: str, lease: int | None) -> DayCheck:
+    def check_day(self, day: str, lease: int | None) -> DayCheck:
         """Return what keeps a day, and record the check; without a lease only look."""
-        [row] = await self._rows("check_day", {"day": day, "lease": lease})
+        [row] = self._rows("check_day", {"day": day, "lease": lease})
         return DayCheck(*row)
 
-    async def count_day(self, day: str, lease: int, after: tuple[int, UUID], most: int) -> tuple[int, int, UUID]:
+    def count_day(self, day: str, lease: int, after: tuple[int, UUID], most: int) -> tuple[int, int, UUID]:
         """Return the number of the next events of a checked day, at most ``most``, and id and uid of the last one."""
         parameters = {"day": day, "lease": lease, "after_id": after[0], "after_uid": after[1], "most": most}
-        [row] = await self._rows("count_day", parameters)
+        [row] = self._rows("count_day", parameters)
         return row
 
-    async def read_day(
-        self, day: str, lease: int, after: tuple[int, str], most: int, payload_bytes: int
-    ) -> list[DayEvent]:
+    def read_day(self, day: str, lease: int, after: tuple[int, str], most: int, payload_bytes: int) -> list[DayEvent]:
         """Return the next events of a checked day by id and uid; the one that exceeds ``payload_bytes`` is the last."""
         place = {"after_id": after[0], "after_uid": after[1]}
         parameters = {"day": day, "lease": lease, **place, "most": most, "bytes": payload_bytes}
-        return [DayEvent(*row) for row in await self._rows("read_day", parameters)]
+        return [DayEvent(*row) for row in self._rows("read_day", parameters)]
 
-    async def unfinished_archives(self, day: str, lease: int) -> list[str]:
+    def unfinished_archives(self, day: str, lease: int) -> list[str]:
         """Return the addresses of archives of a day that were given up or superseded, and can be removed."""
-        [(found,)] = await self._rows("unfinished_archives", {"day": day, "lease": lease})
-        return found or []
+        return self.value("unfinished_archives", {"day": day, "lease": lease}) or []
 
-    async def begin_archive(self, day: str, lease: int, address: str, removed: Sequence[str] = ()) -> None:
+    def begin_archive(self, day: str, lease: int, address: str, removed: Sequence[str] = ()) -> None:
         """Record the address of an archive before its first byte is written, and forget those ``removed``."""
         parameters = {"day": day, "lease": lease, "address": address, "removed": list(removed)}
-        await self._rows("begin_archive", parameters)
+        self._rows("begin_archive", parameters)
 
-    async def record_archive(self, day: str, lease: int, address: str, sha256: str, events: int) -> None:
+    def record_archive(self, day: str, lease: int, address: str, sha256: str, events: int) -> None:
         """Record a verified archive of what the newest check saw."""
         parameters = {"day": day, "lease": lease, "address": address, "hash": sha256, "events": events}
-        await self._rows("record_archive", parameters)
+        self._rows("record_archive", parameters)
 
-    async def empty_day(self, day: str, lease: int, events: int) -> str:
+    def empty_day(self, day: str, lease: int, events: int) -> str:
         """Empty a checked day; return its outcome: see ``outbox_internal.empty_day``."""
-        return await self._message("empty_day", {"day": day, "lease": lease, "events": events})
+        return self._locking("empty_day", {"day": day, "lease": lease, "events": events})
 
-    async def leave_day(self, day: str, lease: int, reason: str) -> None:
+    def leave_day(self, day: str, lease: int, reason: str) -> None:
         """Record why a pass left a day that nothing keeps."""
-        await self._rows("leave_day", {"day": day, "lease": lease, "reason": reason})
+        self._rows("leave_day", {"day": day, "lease": lease, "reason": reason})
 
-    async def drop_day(self, lease: int) -> str | None:
+    def drop_day(self, lease: int) -> str | None:
         """Remove an empty partition that is past keep_days; return its day, or None."""
-        return await self._message("drop_day", {"lease": lease})
+        return self._locking("drop_day", {"lease": lease})
 
-    async def trim_uids(self, lease: int, most: int) -> tuple[int, bool]:
+    def trim_uids(self, lease: int, most: int) -> tuple[int, bool]:
         """Remove old uids among the next ``most``; return their number, and whether more are to be examined."""
-        [(removed, left_over)] = await self._rows("trim_uids", {"lease": lease, "most": most})
+        [(removed, left_over)] = self._rows("trim_uids", {"lease": lease, "most": most})
         return removed, left_over
 
-    async def trim_inbox(self, lease: int, most: int) -> tuple[int, bool]:
+    def trim_inbox(self, lease: int, most: int) -> tuple[int, bool]:
         """Remove old marks of the inbox among the next ``most``; return as ``trim_uids``."""
-        [(removed, left_over)] = await self._rows("trim_inbox", {"lease": lease, "most": most})
+        [(removed, left_over)] = self._rows("trim_inbox", {"lease": lease, "most": most})
         return removed, left_over
 
-    async def discard_expired(self, lease: int, most: int) -> tuple[int, bool]:
+    def discard_expired(self, lease: int, most: int) -> tuple[int, bool]:
         """Discard old dead rows among the next ``most``; return their number, and whether more are to be examined."""
-        [(removed, left_over)] = await self._rows("discard_expired", {"lease": lease, "most": most})
+        [(removed, left_over)] = self._rows("discard_expired", {"lease": lease, "most": most})
         return removed, left_over
 
-    async def trim_attempts(self, lease: int) -> int:
+    def trim_attempts(self, lease: int) -> int:
         """Remove old recorded attempts, one step; return the number of partitions or rows, 0 if none is left."""
-        return await self._message("trim_attempts", {"lease": lease})
+        return self._locking("trim_attempts", {"lease": lease})
 
-    async def retention_status(self, *, live: bool) -> dict[str, Any]:
+    def retention_status(self, *, live: bool) -> dict[str, Any]:
         """Return the policy and the days; with ``live``, what keeps them now."""
-        [(found,)] = await self._rows("retention_status", {"live": live})
-        return found
+        return self.value("retention_status", {"live": live})
 
-    async def _message(self, name: str, parameters: Mapping[str, Any]) -> Any:
-        """Return the value of a statement that locks, which is sent as one message with its own time limit.
-
-        A transaction of several messages would keep its lock while this process is stopped or cut off.
-        """
-        async with self._connection(self._call_seconds, name) as connection:
-            cursor = psycopg.AsyncClientCursor(connection)
-            await cursor.execute(_LIMIT + self._sql[name], parameters)
-            cursor.nextset()
-            [(value,)] = await cursor.fetchall()
-            return value
+    def _locking(self, name: str, parameters: Mapping[str, Any]) -> Any:
+        """Return the value of a statement that locks."""
+        [(value,)] = self._message(_LIMITS, name, parameters)
+        return value

@@ -73,16 +73,11 @@ class WindowRead(NamedTuple):
 
 
 class Look(NamedTuple):
-    """A tick, the events of the requested window if they were read, and when the answer came.
-
-    ``at`` is a ``time.monotonic()`` value. ``seconds`` are the durations of this look and of the ones before it that
-    showed the same.
-    """
+    """A tick, the events of the requested window if they were read, and the duration of the round trip in seconds."""
 
     result: TickResult
     window: WindowRead | None
-    at: float
-    seconds: Sequence[float]
+    seconds: float
 
 
 class Claimed(NamedTuple):

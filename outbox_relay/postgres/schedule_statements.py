@@ -49,50 +49,50 @@ class Fired(NamedTuple):
 class ScheduleStatements(Database):
     """Schedules. Only the clock of the database says whether a time has come."""
 
-    async def register_schedules(self, wanted: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    def register_schedules(self, wanted: Iterable[Mapping[str, Any]]) -> dict[str, int]:
         """Register the schedules of a file, or change them; return their generations."""
-        return dict(await self._rows("register_schedules", {"wanted": json.dumps(list(wanted))}))
+        return dict(self._rows("register_schedules", {"wanted": json.dumps(list(wanted))}))
 
-    async def known_schedules(self, names: Iterable[str]) -> tuple[str, set[str]]:
+    def known_schedules(self, names: Iterable[str]) -> tuple[str, set[str]]:
         """Return the incarnation of the server, and those of ``names`` that schedules have."""
-        [(server, found)] = await self._rows("known_schedules", {"names": list(names)})
+        [(server, found)] = self._rows("known_schedules", {"names": list(names)})
         return server, set(found)
 
-    async def hold_schedules(self, relay: UUID, known: Mapping[str, int]) -> list[OtherGeneration]:
+    def hold_schedules(self, relay: UUID, known: Mapping[str, int]) -> list[OtherGeneration]:
         """Record which schedules the file of a relay has, and return those that have another generation."""
         parameters = {"relay": relay, "known": json.dumps(known)}
-        return [OtherGeneration(*row) for row in await self._rows("hold_schedules", parameters)]
+        return [OtherGeneration(*row) for row in self._rows("hold_schedules", parameters)]
 
-    async def take_schedules(self, wanted: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    def take_schedules(self, wanted: Iterable[Mapping[str, Any]]) -> dict[str, int]:
         """Return the generations of schedules that are as ``wanted``, after changing those that may be changed.
 
         Each has ``seen``, a generation, and ``over``, which is True if it may be changed while it has that generation.
         """
-        return dict(await self._rows("take_schedules", {"wanted": json.dumps(list(wanted))}))
+        return dict(self._rows("take_schedules", {"wanted": json.dumps(list(wanted))}))
 
-    async def due_schedules(self, ahead: float, late: float) -> list[ScheduleRow]:
+    def due_schedules(self, ahead: float, late: float) -> list[ScheduleRow]:
         """Return the schedules that fire within ``ahead`` seconds, in the order in which they are to be tried.
 
         A time that is late by ``late`` seconds comes after those that are not.
         """
         parameters = {"ahead": ahead, "late": late, "most": DUE_MAX}
-        return [ScheduleRow(*row) for row in await self._rows("due_schedules", parameters)]
+        return [ScheduleRow(*row) for row in self._rows("due_schedules", parameters)]
 
-    async def place_schedule(self, row: ScheduleRow, following: datetime) -> bool:
+    def place_schedule(self, row: ScheduleRow, following: datetime) -> bool:
         """Write the first time of a schedule after ``after_at``. Return False if it was changed meanwhile."""
         place = {"name": row.name, "seen": row.after_at, "next": following, "generation": row.generation}
-        return await self._do("place_schedule", place) > 0
+        return self._do("place_schedule", place) > 0
 
-    async def fire_schedule(self, row: ScheduleRow, following: datetime, times: Sequence[datetime] | None) -> Fired:
+    def fire_schedule(self, row: ScheduleRow, following: datetime, times: Sequence[datetime] | None) -> Fired:
         """Emit ``times`` of a schedule, None for ``next_at``, and move it to ``following``.
 
         If the events are many, only the first of them are emitted, and the next time is the first one that is left.
         """
         place = {"name": row.name, "seen": row.next_at, "next": following, "generation": row.generation}
-        [found] = await self._rows("fire_schedule", {**place, "times": None if times is None else list(times)})
+        [found] = self._rows("fire_schedule", {**place, "times": None if times is None else list(times)})
         return Fired(*found)
 
-    async def fail_schedule(self, row: ScheduleRow, reason: str) -> bool:
+    def fail_schedule(self, row: ScheduleRow, reason: str) -> bool:
         """Record why this relay did not fire a schedule. Return False if it has fired, or the reason is recorded."""
         place = {"name": row.name, "generation": row.generation, "after": row.after_at, "next": row.next_at}
-        return await self._do("fail_schedule", {**place, "reason": reason}) > 0
+        return self._do("fail_schedule", {**place, "reason": reason}) > 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypedDict, Unpack, cast
 
 from outbox_relay.domain.errors import DatabaseUnusable
 from outbox_relay.postgres.schema_versions import BASELINE, SCHEMA_FOLDER, Migration, migrations, newest_version
@@ -22,66 +22,53 @@ MIN_PAYLOAD_CEILING, MAX_PAYLOAD_CEILING = 1 << 10, 64 << 20
 """Limits of the payload ceiling, in bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class SchemaOptions:
-    """Optional parts.
+class Options(TypedDict, total=False):
+    """Optional parts of ``migrate`` and ``script``, which all have a default.
 
-    ``grants`` has pairs of kind and role. ``revoke_others`` revokes all privileges that the schema did not give,
-    ``role_settings`` stores the settings of sessions as defaults of relays' roles.
+    ``grant_emit``, ``grant_relay`` and ``grants`` (kind, as in the view outbox.privilege, → roles) name roles that get
+    what they need. ``debezium`` adds the functions that adopt an outbox table of Debezium's. ``max_payload_bytes`` sets
+    the payload ceiling. ``revoke_others`` revokes all privileges that the schema did not give. ``role_settings`` stores
+    the settings that relays need behind a pooler as defaults of their roles in this database.
     """
 
-    grants: tuple[tuple[str, str], ...]
+    grant_emit: Iterable[str]
+    grant_relay: Iterable[str]
+    grants: Mapping[str, Iterable[str]]
     debezium: bool
     max_payload_bytes: int | None
     revoke_others: bool
     role_settings: bool
 
 
-def schema_options(
-    grants: Mapping[str, Iterable[str]],
-    *,
-    debezium: bool,
-    max_payload_bytes: int | None,
-    revoke_others: bool,
-    role_settings: bool,
-) -> SchemaOptions:
-    """Return the options with each role of a kind once. ``grants`` maps kinds to roles.
+@dataclass(frozen=True, slots=True)
+class SchemaOptions:
+    """The options, with the pairs of kind and role of ``grants``."""
 
-    Raises ``DatabaseUnusable`` for a ceiling outside its limits.
-    """
-    if max_payload_bytes is not None and not MIN_PAYLOAD_CEILING <= max_payload_bytes <= MAX_PAYLOAD_CEILING:
+    grants: tuple[tuple[str, str], ...] = ()
+    debezium: bool = False
+    max_payload_bytes: int | None = None
+    revoke_others: bool = False
+    role_settings: bool = False
+
+
+def schema_options(**given: Unpack[Options]) -> SchemaOptions:
+    """Return the options with each role of a kind once. Raises ``DatabaseUnusable`` for a ceiling out of limits."""
+    ceiling = given.get("max_payload_bytes")
+    if ceiling is not None and not MIN_PAYLOAD_CEILING <= ceiling <= MAX_PAYLOAD_CEILING:
         raise DatabaseUnusable(
-            f"the ceiling of payloads must be {MIN_PAYLOAD_CEILING} to {MAX_PAYLOAD_CEILING} bytes: {max_payload_bytes}"
+            f"the ceiling of payloads must be {MIN_PAYLOAD_CEILING} to {MAX_PAYLOAD_CEILING} bytes: {ceiling}"
         )
-    pairs = tuple((kind, role) for kind, roles in grants.items() for role in dict.fromkeys(roles))
-    return SchemaOptions(pairs, debezium, max_payload_bytes, revoke_others, role_settings)
+    roles = {"emit": given.pop("grant_emit", ()), "relay": given.pop("grant_relay", ()), **given.pop("grants", {})}
+    pairs = tuple((kind, role) for kind, names in roles.items() for role in dict.fromkeys(names))
+    return SchemaOptions(pairs, **cast(Any, given))
 
 
-def script(
-    grant_emit: Iterable[str] = (),
-    grant_relay: Iterable[str] = (),
-    *,
-    grants: Mapping[str, Iterable[str]] | None = None,
-    debezium: bool = False,
-    max_payload_bytes: int | None = None,
-    revoke_others: bool = False,
-    role_settings: bool = False,
-    have: int = 0,
-    folder: Path = SCHEMA_FOLDER,
-) -> str:
+def script(*, have: int = 0, folder: Path = SCHEMA_FOLDER, **given: Unpack[Options]) -> str:
     """Return the SQL that ``migrate`` runs on a schema of version ``have``, for use with other tools.
 
-    ``grants`` maps further kinds, as in the view outbox.privilege, to roles. Run all of it in one transaction, as the
-    role that is to own the schema.
+    Run all of it in one transaction, as the role that is to own the schema.
     """
-    roles = {"emit": grant_emit, "relay": grant_relay, **(grants or {})}
-    options = schema_options(
-        roles,
-        debezium=debezium,
-        max_payload_bytes=max_payload_bytes,
-        revoke_others=revoke_others,
-        role_settings=role_settings,
-    )
+    options = schema_options(**given)
     ceiling = options.max_payload_bytes
     newest = newest_version(folder)
     return "\n".join(

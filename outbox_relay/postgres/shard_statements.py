@@ -19,7 +19,7 @@ HeldShard = tuple[str, int, int]
 class ShardStatements(Database):
     """Ownership of shards, positions, and heartbeats of relays. ``server`` as in ``LogStatements``."""
 
-    async def claim_shards(
+    def claim_shards(
         self,
         sink: str,
         owner: UUID,
@@ -45,14 +45,14 @@ class ShardStatements(Database):
             "free_for": unowned_for,
             "lapsed_for": unowned_for,
         }
-        return [Claimed(*row) for row in await self._rows("claim_shards", parameters)]
+        return [Claimed(*row) for row in self._rows("claim_shards", parameters)]
 
-    async def reclaim_shards(self, sink: str, owner: UUID, lease_seconds: float) -> list[Claimed]:
+    def reclaim_shards(self, sink: str, owner: UUID, lease_seconds: float) -> list[Claimed]:
         """Raise the epochs of all shards of ``owner``, which invalidates settlements under the old ones."""
         parameters = {"sink": sink, "owner": owner, "lease": lease_seconds}
-        return [Claimed(*row) for row in await self._rows("reclaim_shards", parameters)]
+        return [Claimed(*row) for row in self._rows("reclaim_shards", parameters)]
 
-    async def renew_shards(
+    def renew_shards(
         self, owner: UUID, held: Sequence[HeldShard], lease_seconds: float, deadline: float
     ) -> dict[HeldShard, float]:
         """Renew the leases of ``held`` (sink, shard, epoch), unless much more than ``lease_seconds`` is left of them.
@@ -66,24 +66,24 @@ class ShardStatements(Database):
             "epochs": [h[2] for h in held],
             "lease": lease_seconds,
         }
-        rows = await self._rows("renew_shards", parameters, deadline=deadline)
+        rows = self._rows("renew_shards", parameters, deadline=deadline)
         return {(sink, shard, epoch): seconds for sink, shard, epoch, seconds in rows}
 
-    async def release_shards(self, sink: str, owner: UUID, held: Mapping[int, int]) -> None:
+    def release_shards(self, sink: str, owner: UUID, held: Mapping[int, int]) -> None:
         """Release shards (shard → epoch)."""
-        await self._do("release_shards", {"sink": sink, "owner": owner, **_shards(held)})
+        self._do("release_shards", {"sink": sink, "owner": owner, **_shards(held)})
 
-    async def release_unknown_shards(self, sink: str, owner: UUID, known: Iterable[int]) -> int:
+    def release_unknown_shards(self, sink: str, owner: UUID, known: Iterable[int]) -> int:
         """Release the shards that ``owner`` owns in the database and that are not in ``known``; return their number."""
-        return await self._do("release_unknown_shards", {"sink": sink, "owner": owner, "known": list(known)})
+        return self._do("release_unknown_shards", {"sink": sink, "owner": owner, "known": list(known)})
 
-    async def reset_crashes(self, sink: str, owner: UUID, held: Mapping[int, int]) -> None:
+    def reset_crashes(self, sink: str, owner: UUID, held: Mapping[int, int]) -> None:
         """Reset the crash count of shards (shard → epoch) whose position has advanced."""
-        await self._do("reset_crashes", {"sink": sink, "owner": owner, **_shards(held)})
+        self._do("reset_crashes", {"sink": sink, "owner": owner, **_shards(held)})
 
     # -- positions --------------------------------------------------------------------------------------------
 
-    async def positions(self, sink: str, shards: Iterable[int], *, server: str | None = None) -> dict[int, Position]:
+    def positions(self, sink: str, shards: Iterable[int], *, server: str | None = None) -> dict[int, Position]:
         """Return the stored positions of these shards.
 
         Raises ``PositionsMissing`` if one of them has none.
@@ -91,91 +91,48 @@ class ShardStatements(Database):
         found: dict[int, Position] = {}
         wanted = list(shards)
         parameters = {"sink": sink, "shards": wanted, "server": server}
-        for shard, a_seq, a_snapshot, a_next, b_seq, b_snapshot, b_next, last in await self._rows(
-            "positions", parameters
-        ):
+        for shard, a_seq, a_snapshot, a_next, b_seq, b_snapshot, b_next, last in self._rows("positions", parameters):
             b = None if b_seq is None else Tick(b_seq, b_snapshot, b_next)
             found[shard] = Position(Tick(a_seq, a_snapshot, a_next), b, last)
         if missing := sorted(set(wanted) - found.keys()):
             raise PositionsMissing(missing_positions(sink, missing))
         return found
 
-    async def missing_positions(self) -> dict[str, list[int]]:
+    def missing_positions(self) -> dict[str, list[int]]:
         """Return the shards without a position by sink; sinks without such a shard are left out."""
-        return dict(await self._rows("missing_positions", {}))
-
-    async def trim_progress(self, most: int) -> int:
-        """Delete outranked rows among the ``most`` oldest rows of each sink in the ledger; return their number."""
-        [(removed,)] = await self._rows("trim_progress", {"most": most})
-        return removed
-
-    async def raise_ledger_starts(self) -> bool:
-        """Let readers of the ledger of a sink begin behind what was trimmed.
-
-        Return True if it should be called again soon.
-        """
-        [(again,)] = await self._rows("raise_ledger_starts", {})
-        return again
-
-    async def trim_former_positions(self, most: int) -> int:
-        """Delete up to ``most`` positions of names that no sink has; return their number."""
-        return await self._do("trim_former_positions", {"most": most})
-
-    async def trim_discarded(self, most: int) -> int:
-        """Remove up to ``most`` marks of each sink whose events the log no longer has; return their number."""
-        [(removed,)] = await self._rows("trim_discarded", {"most": most})
-        return removed
+        return dict(self._rows("missing_positions", {}))
 
     # -- scheduled events and unique keys -------------------------------------------------------------------------
 
-    async def enter_scheduled(self, most: int, after: ScheduledPlace | None) -> Entries:
+    def enter_scheduled(self, most: int, after: ScheduledPlace | None) -> Entries:
         """Let up to ``most`` scheduled events that are due enter the log, of those behind ``after`` if it is given."""
         parameters = {"most": most, "after_time": after and after.time, "after_id": after and after.id}
-        [(entered, time, last_id, due_in)] = await self._rows("enter_scheduled", parameters)
+        [(entered, time, last_id, due_in)] = self._rows("enter_scheduled", parameters)
         return Entries(entered, None if time is None else ScheduledPlace(time, last_id), due_in)
-
-    async def finish_unique_keys(self, most: int) -> int:
-        """Delete unique keys of events that are done, among ``most``; return their number."""
-        [(finished,)] = await self._rows("finish_unique_keys", {"most": most})
-        return finished
 
     # -- relays -----------------------------------------------------------------------------------------------
 
-    async def heartbeat(self, relay: UUID, name: str, version: str, sinks: Sequence[str], deadline: float) -> bool:
+    def heartbeat(self, relay: UUID, name: str, version: str, sinks: Sequence[str], deadline: float) -> bool:
         """Record that this relay is alive and serves ``sinks``. Return False if its settings are not recorded."""
         parameters = {"id": relay, "name": name, "version": version, "sinks": list(sinks)}
-        [(unrecorded,)] = await self._rows("heartbeat", parameters, deadline=deadline)
-        return not unrecorded
+        return not self.value("heartbeat", parameters, deadline=deadline)
 
-    async def config_key(self) -> bytes:
+    def config_key(self) -> bytes:
         """Return the key under which the secrets of recorded settings are hashed."""
-        [(key,)] = await self._rows("config_key", {})
-        return bytes(key)
+        return bytes(self.value("config_key", {}))
 
-    async def record_config(self, relay: UUID, config: str) -> None:
+    def record_config(self, relay: UUID, config: str) -> None:
         """Record the settings, a JSON object, that this relay runs with."""
-        await self._do("record_config", {"id": relay, "config": config})
+        self._do("record_config", {"id": relay, "config": config})
 
-    async def relay_ranks(self, relay: UUID, sinks: Sequence[str], lease_seconds: float) -> list[RelayRank]:
+    def relay_ranks(self, relay: UUID, sinks: Sequence[str], lease_seconds: float) -> list[RelayRank]:
         """Return how the live relays share these sinks. A relay is live for ``lease_seconds`` after its heartbeat."""
         parameters = {"id": relay, "sinks": list(sinks), "lease": lease_seconds}
-        return [RelayRank(*row) for row in await self._rows("relay_ranks", parameters)]
+        return [RelayRank(*row) for row in self._rows("relay_ranks", parameters)]
 
-    async def forget_relay(self, relay: UUID) -> None:
+    def forget_relay(self, relay: UUID) -> None:
         """Delete the heartbeat of a relay that stops."""
-        await self._do("forget_relay", {"id": relay})
-
-    async def cap_times(self, most_seconds: float) -> int:
-        """Mend leases of shards that end later than in ``most_seconds``, and heartbeats of the future.
-
-        Return their number.
-        """
-        [(capped,)] = await self._rows("cap_times", {"most": most_seconds})
-        return capped
-
-    async def trim_relays(self) -> int:
-        """Delete the heartbeats of relays that were last seen long ago; return their number."""
-        return await self._do("trim_relays", {})
+        self._do("forget_relay", {"id": relay})
 
 
 def missing_positions(sink: str, shards: Sequence[int]) -> str:

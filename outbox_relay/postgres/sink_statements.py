@@ -15,7 +15,7 @@ from outbox_relay.postgres.rows import SinkRow
 class SinkStatements(Database):
     """Registration and state of sinks. ``server`` as in ``LogStatements``."""
 
-    async def register_sinks(
+    def register_sinks(
         self,
         wanted: Iterable[tuple[str, Sequence[str], str | None]],
         tick: Tick,
@@ -32,19 +32,19 @@ class SinkStatements(Database):
             {"name": name, "patterns": list(patterns), "start": start, "claim": _claim(name in queued)}
             for name, patterns, start in wanted
         ]
-        registered = dict(await self._rows("register_sinks", {**_registration(sinks, tick), "server": server}))
-        await self.trim_routes()  # completes those that this has committed
+        registered = dict(self._rows("register_sinks", {**_registration(sinks, tick), "server": server}))
+        self.value("trim_routes")  # completes those that this has committed
         return registered
 
-    async def register_missing_sink(
+    def register_missing_sink(
         self, name: str, patterns: Sequence[str], start: str, tick: Tick, *, queued: bool, server: str
     ) -> int | None:
         """Register a sink that is missing; return its generation. None if it is there, or may not be registered."""
         sink = {"name": name, "patterns": list(patterns), "start": start, "claim": _claim(queued)}
-        rows = await self._rows("register_missing_sinks", {**_registration([sink], tick), "server": server})
+        rows = self._rows("register_missing_sinks", {**_registration([sink], tick), "server": server})
         return dict(rows).get(name) or None
 
-    async def reregister_sink(
+    def reregister_sink(
         self,
         name: str,
         patterns: Sequence[str],
@@ -60,29 +60,24 @@ class SinkStatements(Database):
         """
         registration = _registration([{"name": name, "patterns": list(patterns), "claim": _claim(queued)}], tick)
         conditions = {"only_from": generation, "patterns": list(patterns), "server": server}
-        rows = await self._rows("reregister_sink", {**registration, **conditions})
-        await self.trim_routes()
+        rows = self._rows("reregister_sink", {**registration, **conditions})
+        self.value("trim_routes")
         return rows[0][0] if rows else None
 
-    async def sinks(self, names: Iterable[str], deadline: float | None = None) -> list[SinkRow]:
+    def sinks(self, names: Iterable[str], deadline: float | None = None) -> list[SinkRow]:
         """Return the state of these sinks; unknown names are left out."""
-        return [SinkRow(*row) for row in await self._rows("sinks", {"sinks": list(names)}, deadline=deadline)]
+        return [SinkRow(*row) for row in self._rows("sinks", {"sinks": list(names)}, deadline=deadline)]
 
-    async def trim_routes(self) -> int:
-        """Complete the history of routes, and remove what no event of the log can need; return how many rows."""
-        [(removed,)] = await self._rows("trim_routes", {})
-        return removed
+    def former_sinks(self, names: Iterable[str], deadline: float | None = None) -> set[str]:
+        """Return those of ``names`` that removed sinks had."""
+        return {name for (name,) in self._rows("former_sinks", {"sinks": list(names)}, deadline=deadline)}
 
-    async def former_sinks(self, names: Iterable[str], deadline: float | None = None) -> dict[str, str | None]:
-        """Return those of ``names`` that sinks had, with their new names; None for a sink that was removed."""
-        return dict(await self._rows("former_sinks", {"sinks": list(names)}, deadline=deadline))
-
-    async def state_limits(self, limits: Mapping[str, SinkLimits], server: str | None = None) -> None:
+    def state_limits(self, limits: Mapping[str, SinkLimits], server: str | None = None) -> None:
         """Put the limits of sinks in force on all relays."""
         stated = [{"sink": sink, **each._asdict()} for sink, each in limits.items()]
-        await self._do("state_limits", {"limits": json.dumps(stated), "server": server})
+        self._do("state_limits", {"limits": json.dumps(stated), "server": server})
 
-    async def record_circuit(
+    def record_circuit(
         self, sink: str, circuit: str, error: str | None, in_flight_limit: int | None, pause_after_seconds: float
     ) -> str | None:
         """Record the circuit and the last error of a sink, for people.
@@ -92,34 +87,34 @@ class SinkStatements(Database):
         paused it, otherwise None.
         """
         found = {"sink": sink, "circuit": circuit, "error": error, "in_flight_limit": in_flight_limit}
-        rows = await self._rows("record_circuit", found | {"pause_after": int(pause_after_seconds)})
+        rows = self._rows("record_circuit", found | {"pause_after": int(pause_after_seconds)})
         return rows[0][0] if rows else None
 
-    async def record_failure(self, sink: str, error: str) -> None:
+    def record_failure(self, sink: str, error: str) -> None:
         """Record the last error of a sink whose circuit is closed."""
-        await self._do("record_failure", {"sink": sink, "error": error})
+        self._do("record_failure", {"sink": sink, "error": error})
 
-    async def record_mended(self, sink: str, *, own: bool) -> None:
+    def record_mended(self, sink: str, *, own: bool) -> None:
         """Record that the last error of a sink is over, if its circuit is closed.
 
         An error that is not the caller's ``own`` must be three minutes old.
         """
-        await self._do("record_mended", {"sink": sink, "own": own})
+        self._do("record_mended", {"sink": sink, "own": own})
 
-    async def record_trouble(self, sink: str, error: str | None) -> None:
+    def record_trouble(self, sink: str, error: str | None) -> None:
         """Record an error that the sink's client met without an event; None clears such an error."""
-        await self._do("record_trouble", {"sink": sink, "error": error})
+        self._do("record_trouble", {"sink": sink, "error": error})
 
-    async def pause_sink(self, sink: str, reason: str) -> bool:
+    def pause_sink(self, sink: str, reason: str) -> bool:
         """Pause a sink whose destination is gone for good, and record the ``reason``.
 
         Return False if it was paused already.
         """
-        return await self._do("pause_sink", {"sink": sink, "reason": reason}) > 0
+        return self._do("pause_sink", {"sink": sink, "reason": reason}) > 0
 
-    async def notify_sinks(self, lagging_seconds: float) -> list[tuple[str, float, bool]]:
+    def notify_sinks(self, lagging_seconds: float) -> list[tuple[str, float, bool]]:
         """Make the notices that are due; return every sink, the seconds that it lags, and whether it is paused."""
-        return await self._rows("notify_sinks", {"lagging": lagging_seconds})
+        return self._rows("notify_sinks", {"lagging": lagging_seconds})
 
 
 def _claim(queued: bool) -> str:

@@ -43,55 +43,55 @@ class EarlierOutcomes:
         self._free = set[str]()
         self._highest_discarded = 0
 
-    async def take_over(self, shards: Collection[int]) -> None:
+    def take_over(self, shards: Collection[int]) -> None:
         """Load the keys of live rows of claimed shards, and find out for what else reads must ask."""
         self._free.clear()
-        if self._spec.ordered and await self._load_keys(shards):
+        if self._spec.ordered and self._load_keys(shards):
             self._dead_rows = True
-        highest = await self._store.highest_discarded(self._spec.name, server=self._server)
+        highest = self._store.highest_discarded(self._spec.name, server=self._server)
         self._highest_discarded = max(self._highest_discarded, highest or 0)
 
-    async def screen(self, events: list[StoredEvent]) -> list[StoredEvent]:
+    def screen(self, events: list[StoredEvent]) -> list[StoredEvent]:
         """Block the keys of ``events``, in id order, that have rows. Return the events that are not discarded."""
         if events and self._dead_rows:
-            await self._block_keys(events)
+            self._block_keys(events)
         if events and events[0].id <= self._highest_discarded:
-            return await self._without_discarded(events)
+            return self._without_discarded(events)
         return events
 
-    async def _load_keys(self, shards: Collection[int]) -> bool:
+    def _load_keys(self, shards: Collection[int]) -> bool:
         """Load the keys of live rows. Return True if there are dead rows that block their keys."""
         sink, hold = self._spec.name, self._spec.hold
-        keys, dead_rows = await self._store.blocked_keys(sink, shards, hold, server=self._server)
+        keys, dead_rows = self._store.blocked_keys(sink, shards, hold, server=self._server)
         self._in_flight.blocked.load(keys)
         return dead_rows
 
-    async def _block_keys(self, events: list[StoredEvent]) -> None:
+    def _block_keys(self, events: list[StoredEvent]) -> None:
         """Ask for the keys that are not known to be blocked.
 
         An answer stays true: only the owner of a shard adds rows, and it blocks their keys.
         """
-        await self._look_again()
+        self._look_again()
         blocked, free = self._in_flight.blocked, self._free
         asked = (event for event in events if event.key not in free and event.key not in blocked)
         keys = {event.key: event.shard for event in asked if event.key is not None}
         if self._dead_rows and keys:
             sink, hold = self._spec.name, self._spec.hold
-            still = await self._store.still_blocked(sink, list(keys), hold, server=self._server)
+            still = self._store.still_blocked(sink, list(keys), hold, server=self._server)
             blocked.load((key, keys[key]) for key in still)
             if len(free) + len(keys) > MOST_FREE:
                 free.clear()
             free.update(keys.keys() - still)
 
-    async def _look_again(self) -> None:
+    def _look_again(self) -> None:
         """Find out whether dead rows are left, at most every ``LOOK_SECONDS``."""
         now = time.monotonic()
         if now - self._looked_at >= LOOK_SECONDS:
             self._looked_at = now
             self._free.clear()
-            self._dead_rows = await self._load_keys(()) or await self._load_keys(self._in_flight.shards)
+            self._dead_rows = self._load_keys(()) or self._load_keys(self._in_flight.shards)
 
-    async def _without_discarded(self, events: list[StoredEvent]) -> list[StoredEvent]:
+    def _without_discarded(self, events: list[StoredEvent]) -> list[StoredEvent]:
         asked = [(event.id, UUID(event.uid)) for event in events if event.id <= self._highest_discarded]
-        discarded = await self._store.discarded(self._spec.name, asked, server=self._server)
+        discarded = self._store.discarded(self._spec.name, asked, server=self._server)
         return [event for event in events if event.id not in discarded] if discarded else events

@@ -23,15 +23,14 @@ class LagWatch:
         """Use the setting of a reload."""
         self._lagging_seconds = lagging_seconds
 
-    async def look(self) -> int:
-        """Look at all sinks once. Return 0: no work is left."""
+    def look(self) -> None:
+        """Look at all sinks once."""
         if (limit := self._lagging_seconds) is None:
             self._lagging = frozenset()
-            return 0
-        for sink, seconds, paused in await self._store.notify_sinks(limit):
+            return
+        for sink, seconds, paused in self._store.notify_sinks(limit):
             if not paused:
                 self._judge(sink, seconds, limit)
-        return 0
 
     def _judge(self, sink: str, seconds: float, limit: float) -> None:
         """Log that a sink lags, or has recovered: it lags by less than half of the limit."""

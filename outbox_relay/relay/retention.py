@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
+import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
 from structlog.stdlib import BoundLogger
 
-from outbox_relay.domain.errors import RelayError
-from outbox_relay.domain.rate_limited_log import RateLimitedLog
 from outbox_relay.postgres.retention_statements import Pass, Person
 from outbox_relay.postgres.store import Store
-from outbox_relay.retention.passes import Archiver, Outcome, RetentionPass, run_pass
+from outbox_relay.retention.passes import Archiver, Outcome, RetentionPass, Stopped, run_pass
 
 PASS_SECONDS = 60.0
 """Interval between two passes."""
@@ -31,7 +30,8 @@ class Retention:
     """The passes of one relay. ``stated`` is the table ``[retention]`` of its file, None without one.
 
     Unless ``enabled``, a pass only weighs the policy and marks the clock, on which ``retention run`` depends.
-    ``pass_seconds`` is the interval between two passes, which tests shorten.
+    ``pass_seconds`` is the interval between two passes, which tests shorten. A pass ends early once ``stopping`` is
+    set.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class Retention:
         *,
         enabled: bool = True,
         pass_seconds: float = PASS_SECONDS,
+        stopping: threading.Event | None = None,
     ) -> None:
         self._store = store
         self._relay = relay
@@ -52,9 +53,9 @@ class Retention:
         self._stated = stated
         self._archiver = archiver
         self._log = log
-        self._seldom = RateLimitedLog(log)
         self._enabled = enabled
         self._pass_seconds = pass_seconds
+        self._stopping = stopping
         self._held = False
         self._failures: dict[str, str] = {}
         self._left: dict[str, tuple[str, int]] = {}
@@ -62,22 +63,17 @@ class Retention:
         self._passes = 0
         self._pauses = 1
 
-    async def run(self) -> None:
-        """Do a pass from time to time, until cancelled. A pass that fails is repeated later."""
-        while True:
-            began = False
-            try:
-                began = await self._store.state_retention(self._relay, self._stated)
-                if began:
-                    await run_pass(self._store, self._relay, self._person, self._pass, works=self._enabled)
-                    if not self._enabled:
-                        await self._watch()
-            except RelayError as error:
-                began = True
-                self._seldom.warning("retention.failed", reason=str(error))
-            await asyncio.sleep(self._pass_seconds * self._pauses if began else SOON_SECONDS)
+    def step(self) -> float:
+        """Do a pass, or only look if another relay does one; return the seconds until the next."""
+        if not self._store.state_retention(self._relay, self._stated):
+            return SOON_SECONDS
+        with suppress(Stopped):
+            run_pass(self._store, self._relay, self._person, self._pass, works=self._enabled)
+        if not self._enabled:
+            self._watch()
+        return self._pass_seconds * self._pauses
 
-    async def _pass(self, granted: Pass) -> Outcome:
+    def _pass(self, granted: Pass) -> Outcome:
         if not self._enabled:
             return Outcome()
         if granted.hold_until is not None and not self._held:
@@ -85,15 +81,21 @@ class Retention:
         self._held = granted.hold_until is not None
         self._passes += 1
         retention = RetentionPass(
-            self._store, granted, self._archiver, self._log, failures=self._failures, left=self._left
+            self._store,
+            granted,
+            self._archiver,
+            self._log,
+            failures=self._failures,
+            left=self._left,
+            stopping=self._stopping,
         )
-        outcome = await retention.run(drop=self._passes % DROP_EVERY == 1)
+        outcome = retention.run(drop=self._passes % DROP_EVERY == 1)
         self._pauses = min(PAUSES_MAX, 2 * self._pauses) if outcome.locked or outcome.failed else 1
         return outcome
 
-    async def _watch(self) -> None:
+    def _watch(self) -> None:
         """Log once that no relay or command empties days that have been past keep_days for ``LATE_SECONDS``."""
-        found = await self._store.retention_status(live=False) if await self._store.due_days() else None
+        found = self._store.retention_status(live=False) if self._store.due_days() else None
         late = [day for day in found["days"] if (day["due_seconds"] or 0.0) > LATE_SECONDS] if found else []
         if found and late and found["idle"] and not self._idle:
             self._log.warning("retention.idle", days=len(late))

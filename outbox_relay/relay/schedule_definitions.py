@@ -53,36 +53,36 @@ class ScheduleDefinitions:
         self._wanted = wanted
         self.registered = False
 
-    async def keep(self) -> None:
+    def keep(self) -> None:
         """Register the schedules of the file, or compare them with those in force. Raises as ``Store``."""
         wanted = self._wanted
         if not self.registered:
-            self._known = await self._store.register_schedules(wanted) if wanted else {}
+            self._known = self._store.register_schedules(wanted) if wanted else {}
             self._others, self._held_at = {}, float("-inf")
             self.registered = wanted is self._wanted
             self._known_in = None
         if (wanted or self._held_at == float("-inf")) and time.monotonic() - self._held_at >= HOLD_SECONDS:
-            await self._compare(await self._store.hold_schedules(self._relay, self._known))
-            await self._look_for_missing()
+            self._compare(self._store.hold_schedules(self._relay, self._known))
+            self._look_for_missing()
             self._held_at = time.monotonic()
 
-    async def _look_for_missing(self) -> None:
+    def _look_for_missing(self) -> None:
         """Register the schedules that the database had under the previous server: its state may be an earlier one.
 
         Those that it has are left alone. Other relays may have changed them since. What is missing although the server
         is the same was removed by a person.
         """
-        server, present = await self._store.known_schedules([each["name"] for each in self._wanted])
+        server, present = self._store.known_schedules([each["name"] for each in self._wanted])
         if self._known_in not in (None, server):
             missing = [each for each in self._wanted if each["name"] in self._present - present]
             if missing:
-                self._known |= await self._store.register_schedules(missing)
+                self._known |= self._store.register_schedules(missing)
                 names = [each["name"] for each in missing]
                 self._log.warning("schedules.registered_again", schedules=names[:MOST_NAMED], count=len(names))
                 present |= set(names)
         self._known_in, self._present = server, present
 
-    async def _compare(self, found: Iterable[OtherGeneration]) -> None:
+    def _compare(self, found: Iterable[OtherGeneration]) -> None:
         """Adopt the generations of definitions that are ours, and replace those that no live relay has."""
         own = {each["name"]: each for each in self._wanted}
         others: dict[str, tuple[int, int]] = {}
@@ -97,7 +97,7 @@ class ScheduleDefinitions:
                 asked.append({**own[other.name], "seen": other.generation, "over": unheld >= UNHELD_LOOKS})
             if is_new:
                 new.append(other.name)
-        taken = await self._store.take_schedules(asked) if asked else {}
+        taken = self._store.take_schedules(asked) if asked else {}
         self._others = {name: other for name, other in others.items() if name not in taken}
         self._known.update(taken)
         if superseded := [name for name in new if name not in taken]:

@@ -8,13 +8,9 @@ transaction committed late, or a change of it was rolled back.
 
 from __future__ import annotations
 
-import asyncio
 import time
 
-from structlog.stdlib import BoundLogger
-
-from outbox_relay.domain.errors import RelayError, StatementFailed
-from outbox_relay.domain.rate_limited_log import RateLimitedLog
+from outbox_relay.domain.errors import StatementFailed
 from outbox_relay.postgres.rows import ScheduledPlace
 from outbox_relay.postgres.store import Store
 
@@ -26,8 +22,6 @@ LEISURE = 20
 """Shortest interval between these, as a multiple of the time that one took."""
 PAUSE_SECONDS = 0.005
 """Shortest pause after a look that did not find more events than one entry takes."""
-FAILED_SECONDS = 1.0
-"""Pause after a look that failed."""
 MOST_EVENTS, FEWEST_EVENTS = 2000, 10
 """Number of events that enter in one transaction, and after failures."""
 SLOW_SECONDS = 0.5
@@ -37,30 +31,24 @@ SLOW_SECONDS = 0.5
 class ScheduledEvents:
     """Lets scheduled events enter the log when they are due."""
 
-    def __init__(self, store: Store, log: BoundLogger) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._seldom = RateLimitedLog(log)
         self._most = MOST_EVENTS
         self._place: ScheduledPlace | None = None
         self._whole_at = 0.0
 
-    async def run(self) -> None:
-        """Look for events that are due, until cancelled. A look that fails is repeated."""
-        while True:
-            try:
-                pause = await self.look()
-            except RelayError as error:
-                if isinstance(error, StatementFailed):
-                    self._most = max(FEWEST_EVENTS, self._most // 10)
-                self._seldom.warning("scheduled.failed", reason=str(error))
-                pause = FAILED_SECONDS
-            await asyncio.sleep(pause)
+    def look(self) -> float:
+        """Let events that are due enter, as many as one transaction takes; return the seconds until the next look.
 
-    async def look(self) -> float:
-        """Let events that are due enter, as many as one transaction takes; return the seconds until the next look."""
+        Fewer enter at a time after a failure.
+        """
         began = time.monotonic()
         whole = self._place is None or began >= self._whole_at
-        found = await self._store.enter_scheduled(self._most, None if whole else self._place)
+        try:
+            found = self._store.enter_scheduled(self._most, None if whole else self._place)
+        except StatementFailed:
+            self._most = max(FEWEST_EVENTS, self._most // 10)
+            raise
         took = time.monotonic() - began
         if found.entered is None:
             return LOOK_SECONDS

@@ -6,26 +6,19 @@ whichever relay comes first. This process's own clock decides nothing.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from functools import partial
-from typing import TypeVar
 
 from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.cron import LATE, firing, next_time
 from outbox_relay.domain.errors import DatabaseUnavailable, RelayError, SessionReset
-from outbox_relay.domain.file_reading import FileReader
 from outbox_relay.domain.measures import ScheduleMeasures
 from outbox_relay.domain.rate_limited_log import RateLimitedLog
 from outbox_relay.postgres.schedule_statements import ScheduleRow
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.schedule_definitions import Definition, ScheduleDefinitions
-
-T = TypeVar("T")
 
 LOOK_SECONDS = 1.0
 """Longest pause between two looks at the schedules, and the time after which a look makes way for the next one."""
@@ -36,7 +29,7 @@ FAILED_SECONDS = 5.0
 SOON = frozenset({"again", "early", "emitted", "passed over"})
 """Outcomes after which the schedule may have another time that is due."""
 PASSED_ON = (DatabaseUnavailable, SessionReset, MemoryError)
-"""Errors that concern more than one schedule, after which the part is started again."""
+"""Errors that concern more than one schedule, after which the look is given up."""
 
 
 class Schedules:
@@ -56,40 +49,21 @@ class Schedules:
         self._log = log
         self._seldom = RateLimitedLog(log)
         self._measures = measures
-        self._zone_files = FileReader()
         self._failed: dict[ScheduleRow, float] = {}
         """Schedules that failed, without what changes at each look, and ``time.monotonic()`` of the next try."""
-        self._changed = asyncio.Event()
 
     def use(self, wanted: Sequence[Definition]) -> None:
-        """Register the schedules of a reload as soon as possible, also those that are as before: one may be removed."""
+        """Register the schedules of a reload, also those that are as before: one may be removed."""
         self._definitions.use(wanted)
-        self._changed.set()
 
-    async def run(self) -> None:
-        """Register and fire schedules until cancelled. Raises ``PASSED_ON``."""
-        while True:
-            self._changed.clear()
-            await self._do(self._definitions.keep)
-            pause = await self._do(self.look)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause or LOOK_SECONDS):
-                    await self._changed.wait()
+    def register(self) -> None:
+        """Register the schedules of the file, or compare them with those in force."""
+        self._definitions.keep()
 
-    async def _do(self, step: Callable[[], Awaitable[T]]) -> T | None:
-        """Return the result of a step, or None if it failed, which is logged and stops no other step."""
-        try:
-            return await step()
-        except PASSED_ON:
-            raise
-        except Exception as error:  # an unexpected fault must neither end the process nor pass unseen
-            self._seldom.warning("schedules.failed", reason=_reason(error))
-            return None
-
-    async def look(self) -> float:
+    def look(self) -> float:
         """Fire the schedules that are due, one event at a time, and return the seconds until the next look."""
         pause, began = LOOK_SECONDS, time.monotonic()
-        rows = await self._store.due_schedules(LOOK_SECONDS, LATE.total_seconds())
+        rows = self._store.due_schedules(LOOK_SECONDS, LATE.total_seconds())
         self._failed = {row: until for row, until in self._failed.items() if until > began}
         for row in rows:
             if row.seconds > 0:
@@ -97,44 +71,42 @@ class Schedules:
             elif _lasting(row) not in self._failed:
                 if time.monotonic() - began > LOOK_SECONDS:
                     return PAUSE_SECONDS
-                if await self._try(row):
+                if self._try(row):
                     pause = PAUSE_SECONDS
         return max(PAUSE_SECONDS, pause)
 
-    async def _try(self, row: ScheduleRow) -> bool:
+    def _try(self, row: ScheduleRow) -> bool:
         """Find the first time of a schedule, or fire it; return True if it is to be looked at again soon.
 
         A failure is logged, recorded for people, and stops no other schedule.
         """
         try:
-            return await self._act(row)
+            return self._act(row)
         except PASSED_ON:
             raise
         except Exception as error:  # such as one that a cron expression of another version causes
+            # The text of another error may quote a value.
+            reason = str(error) if isinstance(error, RelayError | ValueError) else type(error).__name__
             self._failed[_lasting(row)] = time.monotonic() + FAILED_SECONDS
             self._measures.count("failed")
-            self._seldom.warning("schedule.failed", schedule=row.name, reason=_reason(error))
-            await self._do(partial(self._store.fail_schedule, row, f"relay {self._relay}: {_reason(error)}"))
+            self._seldom.warning("schedule.failed", schedule=row.name, reason=reason)
+            self._store.fail_schedule(row, f"relay {self._relay}: {reason}")
             return False
 
-    async def _act(self, row: ScheduleRow) -> bool:
-        """Do what ``_try`` does, and raise whatever fails.
-
-        Times are computed in a thread: a thousand of them take a tenth of a second, and time zones are files.
-        """
+    def _act(self, row: ScheduleRow) -> bool:
+        """Do what ``_try`` does, and raise whatever fails."""
         if row.next_at is not None:
-            return await self._fire(row, row.next_at)
-        find = partial(next_time, row.cron, row.timezone, row.after_at)
-        following = await self._zone_files.acall(find)
+            return self._fire(row, row.next_at)
+        following = next_time(row.cron, row.timezone, row.after_at)
         if following is None:
             raise ValueError("its cron expression never comes")
-        return await self._store.place_schedule(row, following)
+        return self._store.place_schedule(row, following)
 
-    async def _fire(self, row: ScheduleRow, due: datetime) -> bool:
-        found = await self._zone_files.acall(partial(firing, row.cron, row.timezone, row.missed, due, row.now))
+    def _fire(self, row: ScheduleRow, due: datetime) -> bool:
+        found = firing(row.cron, row.timezone, row.missed, due, row.now)
         if found is None:
             raise ValueError("its cron expression never comes again")
-        outcome, count = await self._store.fire_schedule(row, found.next, found.times)
+        outcome, count = self._store.fire_schedule(row, found.next, found.times)
         match outcome:
             case "emitted":
                 self._log.info("schedule.emitted", schedule=row.name, due=due.isoformat(), count=count)
@@ -153,8 +125,3 @@ class Schedules:
 def _lasting(row: ScheduleRow) -> ScheduleRow:
     """Return a schedule without what changes at each look."""
     return row._replace(now=row.after_at, seconds=0.0)
-
-
-def _reason(error: Exception) -> str:
-    """Return the text of an error of ours, and only the class of another, whose text may quote a value."""
-    return str(error) if isinstance(error, RelayError | ValueError) else type(error).__name__

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -12,13 +11,9 @@ from outbox_relay.domain.measures import Histogram
 
 @contextmanager
 def timed(histogram: Histogram) -> Generator[None]:
-    """Add the duration of the block to ``histogram``, also if it fails, but not if it is cancelled."""
+    """Add the duration of the block to ``histogram``, also if it fails."""
     began = time.monotonic()
     try:
         yield
-    except asyncio.CancelledError:
-        raise
-    except BaseException:
+    finally:
         histogram.observe(time.monotonic() - began)
-        raise
-    histogram.observe(time.monotonic() - began)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 LEASE_SECONDS = 120.0
 """Time for which a pass has the lease of the retention without renewing it."""
-END_SECONDS = 2.0
-"""Time limit for releasing the lease. Without a release it ends by itself."""
 TOO_LONG = frozenset({"57014", "55P03"})
 """SQLSTATEs of a statement that ran out of time or did not get a lock."""
 PARTITIONS = "empty partitions"
@@ -39,14 +38,19 @@ STEPS = 100
 class Archiver(Protocol):
     """Writes the archive of a checked day, and verifies it."""
 
-    async def archive(self, store: Store, day: str, lease: int) -> int:
+    def archive(self, store: Store, day: str, lease: int, waiting: Callable[[], None]) -> int:
         """Return the number of events in the archive, which is recorded in the database.
 
-        The objects of earlier archives of the day that are not verified are removed.
+        The objects of earlier archives of the day that are not verified are removed. ``waiting`` is called several
+        times a second meanwhile. Whatever it raises ends the archiving.
 
         Raises ``ArchiveFailed``, and as the store.
         """
         ...
+
+
+class Stopped(RelayError):
+    """The end of a pass in the middle, because the process stops."""
 
 
 @dataclass(slots=True)
@@ -86,6 +90,7 @@ class RetentionPass:
         progress: Callable[[str], None] = lambda _: None,
         failures: dict[str, str] | None = None,
         left: dict[str, tuple[str, int]] | None = None,
+        stopping: threading.Event | None = None,
     ) -> None:
         self._store = store
         self._failures = {} if failures is None else failures
@@ -97,48 +102,60 @@ class RetentionPass:
         self._archiver = archiver
         self._log = log
         self._progress = progress
+        self._stopping = stopping
+        self._renewed_at = time.monotonic()
         self.outcome = Outcome()
 
-    async def run(self, *, drop: bool = True) -> Outcome:
+    def run(self, *, drop: bool = True) -> Outcome:
         """Do all steps, and return the outcome. ``drop`` removes one empty partition too.
 
-        Raises ``StatementFailed`` if another process has the lease by now, and as the store.
+        Raises ``StatementFailed`` if another process has the lease by now, ``Stopped``, and as the store.
         """
         self._failures.clear()
         self._left.clear()
         if not drop and (failure := self._failed_before.get(PARTITIONS)) is not None:
             self._failures[PARTITIONS] = failure
         if self._granted.hold_until is None:
-            await self._try("the list of days", self._do_days)
+            self._try("the list of days", self._do_days)
             if drop:
-                await self._try(PARTITIONS, self._drop)
-            await self._try("uids", self._trim_uids)
-            await self._try("inbox", self._trim_inbox)
-            await self._try("dead letters", self._discard_dead)
-            await self._try("attempts", self._trim_attempts)
+                self._try(PARTITIONS, self._drop)
+            self._try("uids", self._trim_uids)
+            self._try("inbox", self._trim_inbox)
+            self._try("dead letters", self._discard_dead)
+            self._try("attempts", self._trim_attempts)
         return self.outcome
 
-    async def _do_days(self) -> None:
-        for day in await self._store.due_days():
+    def _do_days(self) -> None:
+        for day in self._store.due_days():
             self._progress(day_name(day))
-            if late := await self._try(day_name(day), partial(self._do, day)):
-                await self._leave(day, late)
+            if late := self._try(day_name(day), partial(self._do, day)):
+                self._leave(day, late)
 
-    async def _try(self, name: str, work: Callable[[], Awaitable[None]]) -> str | None:
+    def _try(self, name: str, work: Callable[[], None]) -> str | None:
         """Do a day or a step. One whose statements fail is left, and does not stop the others.
 
         Return why it was left, or None. Raises ``StatementFailed`` if another process has the lease by now.
         """
+        self._keep_on()
         try:
-            await work()
+            work()
         except StatementFailed as error:
             if error.sqlstate not in TOO_LONG:
-                await self._store.renew_retention(self._lease)
+                self._store.renew_retention(self._lease)
                 self._note_error(name, error)
             self.outcome.left[name] = str(error)
             self._note_left(name, str(error))
             return str(error)
         return None
+
+    def _keep_on(self) -> None:
+        """Renew the lease from time to time. Raises ``Stopped`` if the process stops."""
+        if self._stopping is not None and self._stopping.is_set():
+            raise Stopped("the process stops")
+        if time.monotonic() - self._renewed_at >= LEASE_SECONDS / 4:
+            self._renewed_at = time.monotonic()
+            with suppress(RelayError):
+                self._store.renew_retention(self._lease)
 
     def _note_error(self, name: str, error: StatementFailed) -> None:
         """Log an error of a day or a step, unless it failed with the same SQLSTATE before."""
@@ -147,26 +164,26 @@ class RetentionPass:
         if self._log and self._failed_before.get(name) != error.sqlstate:
             self._log.warning("retention.failed", reason=f"{name}: {error}")
 
-    async def _do(self, day: str) -> None:
+    def _do(self, day: str) -> None:
         """Empty a day, or record the reason for which it is left."""
-        check = await self._store.check_day(day, self._lease)
+        check = self._store.check_day(day, self._lease)
         if check.kept_by:
             reason = self.outcome.left[day_name(day)] = keepers_text(check.kept_by)
             if check.changed and self._log:
                 self._log.warning("retention.blocked", day=day_name(day), reason=reason)
             return
         try:
-            events = await self._prepare(day, check)
+            events = self._prepare(day, check)
         except ArchiveFailed as error:
             self._note_failure(day, error)
-            await self._leave(day, str(error))
+            self._leave(day, str(error))
             return
         if events is None:
-            await self._leave(day, self._noted(day, "it must be archived first, and no archive is configured here"))
+            self._leave(day, self._noted(day, "it must be archived first, and no archive is configured here"))
         elif self.outcome.locked:
-            await self._leave(day, self._noted(day, LOCKED))
+            self._leave(day, self._noted(day, LOCKED))
         else:
-            await self._empty(day, events)
+            self._empty(day, events)
 
     def _note_failure(self, day: str, error: ArchiveFailed) -> None:
         """Log an archive that was not written, unless it failed for the same cause in the pass before."""
@@ -175,42 +192,26 @@ class RetentionPass:
         if self._log and self._failed_before.get(day) != error.cause:
             self._log.warning("retention.archive_failed", day=day_name(day), reason=str(error))
 
-    async def _prepare(self, day: str, check: DayCheck) -> int | None:
+    def _prepare(self, day: str, check: DayCheck) -> int | None:
         """Return the number of events of a day, after archiving it if required; None if that is impossible here."""
         if not self._granted.archive or check.archived:
-            return await self._count(day)
+            return self._count(day)
         if self._archiver is None:
             return None
-        async with self._renewing():
-            return await self._archiver.archive(self._store, day, self._lease)
+        return self._archiver.archive(self._store, day, self._lease, self._keep_on)
 
-    @asynccontextmanager
-    async def _renewing(self) -> AsyncGenerator[None]:
-        """Renew the lease during the block."""
-        renewal = asyncio.create_task(self._renew())
-        try:
-            yield
-        finally:
-            renewal.cancel()
-
-    async def _renew(self) -> None:
-        while True:
-            await asyncio.sleep(LEASE_SECONDS / 4)
-            with suppress(RelayError):
-                await self._store.renew_retention(self._lease)
-
-    async def _count(self, day: str) -> int:
+    def _count(self, day: str) -> int:
         events, after = 0, FIRST
         while True:
-            counted, last_id, last_uid = await self._store.count_day(day, self._lease, after, COUNT_EVENTS)
+            counted, last_id, last_uid = self._store.count_day(day, self._lease, after, COUNT_EVENTS)
             events += counted
             if counted < COUNT_EVENTS:
                 return events
             after = (last_id, last_uid)
-            await self._store.renew_retention(self._lease)
+            self._keep_on()
 
-    async def _empty(self, day: str, events: int) -> None:
-        while (answer := await self._store.empty_day(day, self._lease, events)) == "more":
+    def _empty(self, day: str, events: int) -> None:
+        while (answer := self._store.empty_day(day, self._lease, events)) == "more":
             pass
         if answer == "emptied":
             self.outcome.emptied.append(day_name(day))
@@ -219,15 +220,15 @@ class RetentionPass:
             return
         if answer == "locked":
             self.outcome.locked = True
-            holders = await self._holders(day)
-            await self._leave(day, self._noted(day, LOCKED, locked_text(holders)))
+            holders = self._holders(day)
+            self._leave(day, self._noted(day, LOCKED, locked_text(holders)))
         else:
-            await self._leave(day, self._noted(day, "it must be archived first" if answer == "archive" else CHANGED))
+            self._leave(day, self._noted(day, "it must be archived first" if answer == "archive" else CHANGED))
 
-    async def _holders(self, day: str) -> list[dict[str, Any]]:
+    def _holders(self, day: str) -> list[dict[str, Any]]:
         """Return the transactions that held the lock of a day when it was not granted; none if that takes too long."""
         try:
-            found = await self._store.retention_status(live=False)
+            found = self._store.retention_status(live=False)
         except StatementFailed as error:
             if error.sqlstate not in TOO_LONG:
                 raise
@@ -248,56 +249,56 @@ class RetentionPass:
         if self._log and passes == LOGGED_AT:
             self._log.warning("retention.left", day=name, reason=text or reason)
 
-    async def _leave(self, day: str, reason: str) -> None:
+    def _leave(self, day: str, reason: str) -> None:
         """Record why a day is left. If that takes too long, continue the pass without the record."""
         self.outcome.left[day_name(day)] = reason
         try:
-            await self._store.leave_day(day, self._lease, reason)
+            self._store.leave_day(day, self._lease, reason)
         except StatementFailed as error:
             if error.sqlstate not in TOO_LONG:
                 raise
 
-    async def _drop(self) -> None:
+    def _drop(self) -> None:
         """Remove one empty partition."""
-        if (day := await self._store.drop_day(self._lease)) is not None:
+        if (day := self._store.drop_day(self._lease)) is not None:
             self.outcome.dropped.append(day)
             if self._log:
                 self._log.info("retention.dropped", day=day)
 
-    async def _trim_uids(self) -> None:
-        for _ in range(STEPS):
-            removed, left_over = await self._store.trim_uids(self._lease, STEP_ROWS)
-            self.outcome.uids += removed
-            if not left_over:
-                return
+    def _trim_uids(self) -> None:
+        self.outcome.uids = self._trim(self._store.trim_uids)
 
-    async def _trim_inbox(self) -> None:
-        for _ in range(STEPS):
-            removed, left_over = await self._store.trim_inbox(self._lease, STEP_ROWS)
-            self.outcome.marks += removed
-            if not left_over:
-                return
+    def _trim_inbox(self) -> None:
+        self.outcome.marks = self._trim(self._store.trim_inbox)
 
-    async def _discard_dead(self) -> None:
-        for _ in range(STEPS):
-            removed, left_over = await self._store.discard_expired(self._lease, STEP_ROWS)
-            self.outcome.dead += removed
-            if not left_over:
-                return
+    def _discard_dead(self) -> None:
+        self.outcome.dead = self._trim(self._store.discard_expired)
 
-    async def _trim_attempts(self) -> None:
+    def _trim_attempts(self) -> None:
         for _ in range(STEPS):
-            removed = await self._store.trim_attempts(self._lease)
+            self._keep_on()
+            removed = self._store.trim_attempts(self._lease)
             self.outcome.attempts += removed
             if not removed:
                 return
 
+    def _trim(self, trim: Callable[[int, int], tuple[int, bool]]) -> int:
+        """Remove what is old, and return its number."""
+        count = 0
+        for _ in range(STEPS):
+            self._keep_on()
+            removed, left_over = trim(self._lease, STEP_ROWS)
+            count += removed
+            if not left_over:
+                break
+        return count
 
-async def run_pass(
+
+def run_pass(
     store: Store,
     owner: UUID,
     by: Person,
-    do: Callable[[Pass], Awaitable[Outcome]],
+    do: Callable[[Pass], Outcome],
     *,
     at_once: bool = False,
     works: bool = True,
@@ -306,12 +307,11 @@ async def run_pass(
 
     One without ``works`` does no steps, and does not count as a pass for ``retention status``.
     """
-    granted = await store.begin_retention(owner, by, LEASE_SECONDS, at_once=at_once, works=works)
+    granted = store.begin_retention(owner, by, LEASE_SECONDS, at_once=at_once, works=works)
     if granted is None:
         return None
     try:
-        return granted, await do(granted)
+        return granted, do(granted)
     finally:
-        with suppress(RelayError, TimeoutError):
-            async with asyncio.timeout(END_SECONDS):
-                await store.end_retention(granted.lease)
+        with suppress(RelayError):  # then it ends by itself
+            store.end_retention(granted.lease)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import os
 import re
 import sys
 import threading
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -122,7 +121,7 @@ class NotVerified(RelayError):
     """An archive whose content, read back, is not what was written."""
 
 
-async def write_archive(task: Task) -> dict[str, Any]:
+def write_archive(task: Task) -> dict[str, Any]:
     """Write the parts and the manifest of an archive, verify them, and return the manifest.
 
     Raises ``NotVerified``, ``RelayError`` of the database, and as the file system.
@@ -130,10 +129,10 @@ async def write_archive(task: Task) -> dict[str, Any]:
     folder = Folder(task.address, task.folder)
     store = Store(lambda: task.dsn, pooler=task.pooler, connections=1)
     try:
-        await store.open()
-        contents = await _write_parts(task, folder, store)
+        store.open()
+        contents = _write_parts(task, folder, store)
     finally:
-        await store.close()
+        store.close()
     manifest = contents.manifest(task)
     text = json.dumps(manifest, indent=1).encode()
     folder.write("manifest.json", text)
@@ -169,21 +168,20 @@ def probe_folder(task: Task) -> dict[str, str]:
     return {} if found == PROBE else {"step": "read back", "error": "it has other contents"}
 
 
-async def _write_parts(task: Task, folder: Folder, store: Store) -> Contents:
-    contents = Contents()
-    async with aclosing(_chunks(task, store)) as chunks:
-        chunk = await anext(chunks, None)
-        while chunk:
-            part = Part(f"part-{len(contents.parts):05}.{task.form}")
-            hashed = hashlib.sha256()
-            with folder.writing(part.name, task.form) as writer:
-                while chunk and part.events < PART_EVENTS and part.bytes < PART_BYTES:
-                    writer.write(chunk)
-                    _count(chunk, part, hashed, contents)
-                    chunk = await anext(chunks, None)
-            part.sha256 = hashed.hexdigest()
-            verify(folder, part, task.form)
-            contents.parts.append(part)
+def _write_parts(task: Task, folder: Folder, store: Store) -> Contents:
+    contents, chunks = Contents(), _chunks(task, store)
+    chunk = next(chunks, None)
+    while chunk:
+        part = Part(f"part-{len(contents.parts):05}.{task.form}")
+        hashed = hashlib.sha256()
+        with folder.writing(part.name, task.form) as writer:
+            while chunk and part.events < PART_EVENTS and part.bytes < PART_BYTES:
+                writer.write(chunk)
+                _count(chunk, part, hashed, contents)
+                chunk = next(chunks, None)
+        part.sha256 = hashed.hexdigest()
+        verify(folder, part, task.form)
+        contents.parts.append(part)
     return contents
 
 
@@ -200,9 +198,9 @@ def _count(chunk: list[DayEvent], part: Part, hashed: Any, contents: Contents) -
     part.last_id = chunk[-1].id
 
 
-async def _chunks(task: Task, store: Store) -> AsyncGenerator[list[DayEvent]]:
+def _chunks(task: Task, store: Store) -> Iterator[list[DayEvent]]:
     after = (FIRST[0], str(FIRST[1]))
-    while chunk := await store.read_day(task.day, task.lease, after, CHUNK_ROWS, CHUNK_BYTES):
+    while chunk := store.read_day(task.day, task.lease, after, CHUNK_ROWS, CHUNK_BYTES):
         yield chunk
         after = (chunk[-1].id, chunk[-1].uid)
 
@@ -235,7 +233,7 @@ def _answer(task: Task) -> dict[str, Any]:
     if task.probes:
         return probe_folder(task)
     try:
-        manifest = asyncio.run(write_archive(task))
+        manifest = write_archive(task)
     except Exception as error:
         return {"error": reason_of(error, task)}
     return {name: manifest[name] for name in ("events", "sha256")}

@@ -5,20 +5,19 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from outbox_relay.domain.errors import ConfigurationError, DatabaseUnavailable, DatabaseUnusable, StatementFailed
-from outbox_relay.domain.file_reading import CONNECTION_FILES, sink_files
 from outbox_relay.postgres import migrations
 from outbox_relay.postgres.listener import WRONG_DATABASE, dsn_identity
 from outbox_relay.postgres.shard_statements import missing_positions
 from outbox_relay.postgres.store import Store
 from outbox_relay.retention.files import without_query
-from outbox_relay.service.build import build_archiver, build_sink, build_store, wakeup_dsn
+from outbox_relay.service.build import build_archiver, build_store, wakeup_dsn
 from outbox_relay.service.check_names import former_names, new_names
+from outbox_relay.service.clients import Clients
 from outbox_relay.service.own_addresses import OwnAddresses
-from outbox_relay.service.webhooks import Webhooks
 from outbox_relay.settings import KafkaSettings, Settings
 from outbox_relay.settings.producer import RUNS_CODE, has_rule
 from outbox_relay.sinks import Sink
-from outbox_relay.sinks.door import OWN
+from outbox_relay.sinks.types import BUILTIN
 
 CONNECTIONS = 2
 """Maximum number of database connections of a check."""
@@ -37,24 +36,24 @@ class Findings(NamedTuple):
     warnings: list[str]
 
 
-async def check_schema(store: Store) -> None:
+def check_schema(store: Store) -> None:
     """Check that the schema fits this relay, and that its content fits the server.
 
     Raises ``DatabaseUnusable`` if one of them does not.
     """
-    if problem := migrations.fit(*await store.schema()):
+    if problem := migrations.fit(*store.schema()):
         raise DatabaseUnusable(problem)
-    await store.floor()
+    store.floor()
 
 
 def unusable_plugins(settings: Settings) -> list[str]:
     """Return a line for each sink that lacks packages or functions, or whose plug-in cannot be made. Opens nothing."""
     problems: list[str] = []
-    webhooks = Webhooks(settings, tuple)
+    clients = Clients(settings, tuple)
     for name, sink in settings.sinks.items():
-        if sink.type not in OWN or (isinstance(sink, KafkaSettings) and (sink.registry.url or sink.token_provider)):
+        if sink.type not in BUILTIN or (isinstance(sink, KafkaSettings) and (sink.registry.url or sink.token_provider)):
             try:
-                build_sink(name, settings, webhooks)
+                clients.make(name)
             except ConfigurationError as error:
                 problems.append(str(error))
     return problems
@@ -75,7 +74,7 @@ def refused_values(settings: Settings) -> dict[str, list[str]]:
     No client is made. Settings that name code are left out, since librdkafka would load the library that one names, and
     so are those whose values were checked when the settings were read.
     """
-    from outbox_relay.sinks.kafka.properties import value_fault
+    from outbox_relay.sinks.kafka.settings import value_fault
 
     found: dict[str, list[str]] = {}
     for name, sink in settings.sinks.items():
@@ -87,61 +86,61 @@ def refused_values(settings: Settings) -> dict[str, list[str]]:
     return found
 
 
-async def check_online(settings: Settings) -> Findings:
+def check_online(settings: Settings) -> Findings:
     """Connect to the database and to every sink, and return what is wrong with them.
 
     A warning says that the database accepts events which a destination would refuse, or that roles have privileges
     which they do not need.
     """
     findings = Findings([], [], [])
-    payload_bytes = await _check_database(settings, findings)
-    await _check_archive(settings, findings)
-    own_addresses = await CONNECTION_FILES.acall(lambda: OwnAddresses(settings))
-    await own_addresses.refresh()
-    webhooks = Webhooks(settings, own_addresses)
+    payload_bytes = _check_database(settings, findings)
+    _check_archive(settings, findings)
+    own_addresses = OwnAddresses(settings)
+    own_addresses.refresh()
+    clients = Clients(settings, own_addresses)
     refused = refused_values(settings)
     for name in settings.sinks:
         if name in refused:
             findings.problems.extend(refused[name])
         else:
-            await _check_sink(name, settings, webhooks, payload_bytes, findings)
+            _check_sink(name, clients, payload_bytes, findings)
     return findings
 
 
-async def _check_database(settings: Settings, findings: Findings) -> int | None:
+def _check_database(settings: Settings, findings: Findings) -> int | None:
     """Return the largest payload that can be emitted, in bytes, or None if the database does not tell."""
     store = build_store(settings, CONNECTIONS)
     payload_bytes = None
     try:
-        await store.open()
-        await check_schema(store)
-        payload_bytes = await store.max_payload_bytes()
-        await _check_listening(settings, store, findings)
-        missing = await store.missing_positions()
+        store.open()
+        check_schema(store)
+        payload_bytes = store.max_payload_bytes()
+        _check_listening(settings, store, findings)
+        missing = store.missing_positions()
         findings.problems.extend(missing_positions(sink, shards) for sink, shards in missing.items())
-        known, former = await store.named("sink_names", {}), await store.former_sinks(settings.sinks)
+        known, former = store.named("sink_names", {}), store.former_sinks(settings.sinks)
         names = {row.name for row in known}
         findings.problems.extend(former_names(settings, names, former))
         findings.warnings.extend(new_names(settings, names, former))
-        hidden = [row.name for row in await store.named("row_security", {}) if row.hidden]
+        hidden = [row.name for row in store.named("row_security", {}) if row.hidden]
         findings.problems.extend(f"database: table outbox.{table}: {HIDDEN}" for table in hidden)
-        foreign = await store.named("foreign_privileges", {})
+        foreign = store.named("foreign_privileges", {})
         findings.warnings.extend(f"database: {row.said}" for row in foreign)
     except UNANSWERED as error:
         findings.unanswered.append(f"database: {error}")
     except (DatabaseUnusable, ConfigurationError) as error:
         findings.problems.append(f"database: {error}")
     finally:
-        await store.close()
+        store.close()
     return payload_bytes
 
 
-async def _check_listening(settings: Settings, store: Store, findings: Findings) -> None:
+def _check_listening(settings: Settings, store: Store, findings: Findings) -> None:
     """Add a problem if ``database.listen_dsn`` leads to another database than the one whose log is read."""
     if not settings.database.listen_dsn or (dsn := wakeup_dsn(settings)) is None:
         return
     try:
-        if await dsn_identity(dsn()) != await store.database_identity():
+        if dsn_identity(dsn()) != store.database_identity():
             findings.problems.append(WRONG_DATABASE)
     except UNANSWERED as error:
         findings.unanswered.append(f"database.listen_dsn: {error}")
@@ -149,39 +148,37 @@ async def _check_listening(settings: Settings, store: Store, findings: Findings)
         findings.problems.append(f"database.listen_dsn: {error}")
 
 
-async def _check_archive(settings: Settings, findings: Findings) -> None:
+def _check_archive(settings: Settings, findings: Findings) -> None:
     """Add a problem if the archive does not take or return objects, and a warning if it keeps all of them."""
     try:
         archiver = build_archiver(settings)
     except ConfigurationError:
         return
-    if archiver is None or (failed := await archiver.check()) is None:
+    if archiver is None or (failed := archiver.check()) is None:
         return
     step, reason = failed
     text = f"retention.archive: {without_query(settings.retention.archive)}: cannot {step} a small object: {reason}"
     (findings.warnings if step == "remove" else findings.problems).append(text)
 
 
-async def _check_sink(
-    name: str, settings: Settings, webhooks: Webhooks, payload_bytes: int | None, findings: Findings
-) -> None:
+def _check_sink(name: str, clients: Clients, payload_bytes: int | None, findings: Findings) -> None:
     try:
-        sink = await sink_files(name).acall(lambda: build_sink(name, settings, webhooks))
+        sink = clients.make(name)
     except ConfigurationError as error:
         findings.problems.append(str(error))
         return
     try:
-        await sink.open()
-        if problem := await sink.check():
+        sink.open()
+        if problem := sink.check():
             findings.problems.append(f"sinks.{name}: {problem}")
-        elif warning := await _online_warning(sink, payload_bytes):
+        elif warning := _online_warning(sink, payload_bytes):
             findings.warnings.append(f"sinks.{name}: {warning}")
     finally:
-        await sink.close()
+        sink.close()
 
 
-async def _online_warning(sink: Sink, payload_bytes: int | None) -> str | None:
+def _online_warning(sink: Sink, payload_bytes: int | None) -> str | None:
     """Return a warning about a topic, or about payloads that the database accepts and the sink refuses; or None."""
     from outbox_relay.sinks.kafka import KafkaSink
 
-    return await sink.online_warning(payload_bytes) if isinstance(sink, KafkaSink) else None
+    return sink.online_warning(payload_bytes) if isinstance(sink, KafkaSink) else None

@@ -1,15 +1,12 @@
-"""Build Kafka sinks from their settings, and read the settings of their producers again."""
+"""Build Kafka sinks from their settings."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from outbox_relay.domain.errors import ConfigurationError
-from outbox_relay.settings import KafkaSettings, Settings
-from outbox_relay.sinks import Sink
-from outbox_relay.sinks.kafka import ClientSettings, KafkaSink, RecordFormat, TopicCreation
-from outbox_relay.sinks.kafka.event_schemas import EventSchemas, SubjectNaming
-from outbox_relay.sinks.kafka.tokens import TokenProvider
+from outbox_relay.settings import KafkaSettings
+from outbox_relay.sinks.kafka import KafkaSink, RecordFormat, TopicCreation
+from outbox_relay.sinks.kafka.schemas import EventSchemas, SubjectNaming
+from outbox_relay.sinks.kafka.settings import TokenProvider
 
 STALL_MIN_SECONDS = 3.0
 """Minimum silence of a broker that counts as a stall; with a longer lease, a third of that."""
@@ -27,7 +24,6 @@ def kafka_sink(name: str, settings: KafkaSettings, lease_seconds: float, replay:
         files=settings.producer_files,
         hold_keys=replay is None and settings.when_dead == "hold" and settings.order == "key",
         topics=settings.topics,
-        topics_max=settings.topics_max,
         delivery_details=settings.record_attempts == "all",
         schemas=_event_schemas(name, settings),
         tokens=_token_provider(name, settings),
@@ -87,15 +83,3 @@ def _topic_creation(settings: KafkaSettings) -> TopicCreation | None:
     if settings.create_topics and settings.partitions and settings.replication_factor:
         return TopicCreation(settings.partitions, settings.replication_factor)
     return None
-
-
-async def read_producers(sinks: Mapping[str, Sink], settings: Settings) -> list[tuple[KafkaSink, ClientSettings]]:
-    """Return each Kafka sink among ``sinks`` with the producer settings that a reload gives it. Apply none of them.
-
-    Raises ``ConfigurationError`` if librdkafka does not accept them, or a file cannot be used.
-    """
-    return [
-        (sink, await sink.validated_settings(kafka.producer, kafka.producer_files))
-        for name, sink in sinks.items()
-        if isinstance(sink, KafkaSink) and isinstance(kafka := settings.sinks[name], KafkaSettings)
-    ]

@@ -93,8 +93,6 @@ def _add_message(_logger: object, _level: str, line: EventDict) -> EventDict:
 def _quieten_libraries() -> None:
     for name in ("httpx2", "httpcore2", "asyncio", "aiohttp.access"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    # The pool warns of every failed connection in libpq's words. The relay reports it once, in its own words.
-    logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
 
 
 def logger() -> structlog.stdlib.BoundLogger:

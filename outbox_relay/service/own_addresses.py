@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 from collections.abc import Collection
 
 from outbox_relay.domain.errors import ConfigurationError
-from outbox_relay.domain.file_reading import CONNECTION_FILES
-from outbox_relay.domain.thread_shortage import is_thread_shortage
 from outbox_relay.postgres import dsn
 from outbox_relay.settings import Settings
 
@@ -40,29 +37,15 @@ class OwnAddresses:
         self._listening.append((host, port))
         self._known |= {(host, port)}
 
-    async def run(self) -> None:
-        """Look up the host names every ``REFRESH_SECONDS``, until cancelled."""
-        while True:
-            await self.refresh()
-            await asyncio.sleep(REFRESH_SECONDS)
+    def refresh(self) -> None:
+        """Look up the host names once. A name that is not found keeps its last addresses.
 
-    async def refresh(self) -> None:
-        """Look up the host names once, in a thread. A name that is not found keeps its last addresses.
-
-        Without a thread, or if the file of the connection string cannot be read, all do.
+        If the file of the connection string cannot be read, all do.
         """
         try:
-            configured = await CONNECTION_FILES.acall(self._configured)
+            found = set(configured := self._configured())
         except ConfigurationError:
             return
-        try:
-            self._known = await asyncio.to_thread(self._look_up, configured)
-        except RuntimeError as error:
-            if not is_thread_shortage(error):
-                raise
-
-    def _look_up(self, configured: Collection[Address]) -> frozenset[Address]:
-        found = set(configured)
         for host, port in configured:
             try:
                 entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -70,7 +53,7 @@ class OwnAddresses:
                 found |= {known for known in self._known if known[1] == port}
             else:
                 found |= {(str(address[0]), port) for *_, address in entries}
-        return frozenset(found)
+        self._known = frozenset(found)
 
     def _configured(self) -> list[Address]:
         listener = self._settings.http.address

@@ -1,37 +1,42 @@
-"""The relay process: start, run until a signal, stop. One event loop, one task group."""
+"""The relay process: start, run until a signal, stop.
+
+The main thread only waits: everything that may block has another one. There is one for each sink and replay, one for
+the listener, and those of ``Parts.background``. All are daemons, so that none keeps the process from ending.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import os
 import resource
 import signal
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Callable, Sequence
+from threading import Thread
+from types import FrameType
 
 from structlog.stdlib import BoundLogger
 
 from outbox_relay import __version__
-from outbox_relay.domain.errors import ConfigurationError
-from outbox_relay.domain.file_reading import FILES
-from outbox_relay.service.build import build
+from outbox_relay.domain.errors import ConfigurationError, RelayError
+from outbox_relay.service.build import Parts
 from outbox_relay.service.check import check_schema
 from outbox_relay.service.health import Health
 from outbox_relay.service.logs import flush, logger
 from outbox_relay.service.metrics.exposition import Exposition
-from outbox_relay.service.metrics.history import History
-from outbox_relay.service.metrics.snapshot import Snapshots
 from outbox_relay.service.readiness import Readiness
-from outbox_relay.service.reload import Reload
-from outbox_relay.service.reload_loop import ReloadLoop
-from outbox_relay.service.supervisor import SURVIVED, Supervisor
 from outbox_relay.service.tracing import start as start_tracing
 from outbox_relay.service.tracing import untraced
 from outbox_relay.settings import Settings
 
-STEP_SECONDS = 2.0
-"""Time limit of each last step of a stop, beyond ``stop_after_seconds``."""
+TURN_SECONDS = 0.1
+"""Maximum time from a signal to its effect."""
+STEP_SECONDS = 1.0
+"""Time limit of each of the two last steps of a stop, beyond ``stop_after_seconds``."""
+
+END_SECONDS = 0.5
+"""Time for the parts in the background to end."""
 
 
 def run(settings: Settings, read_settings: Callable[[], Settings]) -> int:
@@ -44,7 +49,8 @@ def run(settings: Settings, read_settings: Callable[[], Settings]) -> int:
     _raise_file_limit()
     service = Service(settings, read_settings)
     gc.freeze()  # exempts the objects made so far: they live as long as the process
-    return asyncio.run(service.serve())
+    service.serve()
+    return 0
 
 
 def _raise_file_limit() -> None:
@@ -74,161 +80,168 @@ class Service:
         self._address = settings.http.address
         self._stop_after_seconds = settings.relay.stop_after_seconds
         self._log: BoundLogger = logger().bind(relay=settings.relay.name)
-        self._stopping = asyncio.Event()
         self._tracing = tracing = start_tracing(os.environ, settings.relay.name, self._log)
         trace = tracing.traced if tracing else untraced
-        parts = FILES.call(lambda: build(settings, self._log, self._stopping, trace))
-        self._store, self._sinks, self._relays = parts.store, parts.sinks, parts.relays
-        self._own_addresses = parts.own_addresses
-        self._replays = parts.replays
-        served = parts.sinks, parts.webhooks, parts.own_addresses, parts.relays
-        watching = parts.recorded_config, parts.lag_watch, parts.schedules
-        replaying = parts.replays, parts.replay_clients
-        self._reload = reload = Reload(settings, read_settings, *served, *watching, *replaying)
-        self._reload_loop = ReloadLoop(
-            reload.read, reload.apply, self._log, reload.describe, parts.recorded_config.note_reload
-        )
-        self._background = {**parts.background, "reload": self._reload_loop.run}
-        self._readiness = Readiness(self._relays, lambda: self._reload_loop.last_successful, self._stopping)
-        figures = parts.figures
-        snapshots = Snapshots(self._relays, parts.measures, figures.known, lambda: self._reload_loop.last_successful)
-        self._exposition = Exposition(snapshots.take)
-        history = History(self._store, parts.measures, snapshots.end_interval, figures.known, self._log)
-        self._background |= {"figures": figures.run, "history": history.run}
-        self._supervisor = Supervisor(self._store.replace_lost_connections, self._stopping, self._log)
+        self._parts = parts = Parts(settings, read_settings, self._log, trace)
+        self._supervisor = parts.supervisor
+        self._stopping = parts.supervisor.stopping
+        self._readiness = Readiness(parts.sinks, parts.keeper, parts.reload, self._stopping)
+        self._stop_signal: str | None = None
+        self._background: dict[str, Thread] = {}
 
-    async def serve(self) -> int:
-        """Start, run until a signal, stop, and return the exit code.
-
-        Raises as ``run``.
-        """
+    def serve(self) -> None:
+        """Start, run until a signal, and stop. Raises as ``run``, and an error that ended a part."""
         self._handle_signals()
-        health = await self._listen()
+        health = self._listen()
         try:
-            if await self._start():
-                await self._run()
+            if self._start():
+                self._run()
         finally:
-            await self._close()
-            if self._tracing:
-                await self._tracing.stop()
-            if health:
-                await health.stop()
-            self._exposition.close()
+            self._close(health)
+        if self._supervisor.failure is not None:
+            raise self._supervisor.failure
         self._log.info("relay.stopped")
-        return self._supervisor.exit_code
+
+    # -- signals ------------------------------------------------------------------------------------------------
 
     def _handle_signals(self) -> None:
-        loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._request_stop, signal.Signals(number).name)
-        loop.add_signal_handler(signal.SIGHUP, self._reload_loop.request)
+            signal.signal(number, self._request_stop)
+        signal.signal(signal.SIGHUP, self._request_reload)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # blocked by the command line since its start
 
-    def _request_stop(self, name: str) -> None:
+    def _request_stop(self, number: int, _frame: FrameType | None) -> None:
         """Stop at the first signal, and end the process at the second."""
-        if self._stopping.is_set():
+        name = signal.Signals(number).name
+        if self._stop_signal is not None:
             self._log.warning("relay.stopping_at_once", signal=name)
             flush()
             os._exit(1)
-        self._log.info("relay.stopping", signal=name)
-        self._stopping.set()
+        self._stop_signal = name
 
-    async def _listen(self) -> Health | None:
+    def _request_reload(self, _number: int, _frame: FrameType | None) -> None:
+        self._parts.reload.requested = True
+
+    def _wait(self) -> None:
+        """Wait for one turn. After a signal, ask all parts to stop."""
+        self._readiness.turned_at = time.monotonic()
+        self._stopping.wait(TURN_SECONDS)
+        if self._stop_signal is not None and not self._stopping.is_set():
+            self._log.info("relay.stopping", signal=self._stop_signal)
+            self._stopping.set()
+
+    # -- start --------------------------------------------------------------------------------------------------
+
+    def _listen(self) -> Health | None:
         """Start the HTTP listener and return it, or None if the settings have none."""
         if self._address is None:
             return None
-        health = Health(self._address, self._readiness.report, self._exposition.answer, self._log)
+        exposition, readiness = Exposition(self._parts.snapshots.take), self._readiness
+        health = Health(self._address, readiness.dead, readiness.report, exposition.answer, self._log)
         try:
-            host, port = await health.start()
+            host, port = health.start()
         except (OSError, UnicodeError) as error:
             raise ConfigurationError(_cannot_listen(*self._address, error)) from None
-        self._own_addresses.add(host, port)
+        self._supervisor.start("listener", health.run)
+        self._parts.own_addresses.add(host, port)
         self._log.info("relay.listening", host=host, port=port)
         return health
 
-    # -- start ------------------------------------------------------------------------------------------------
+    def _start(self) -> bool:
+        """Wait for the database, and register and open the sinks. Return False if a signal came before that ended."""
+        errors: list[BaseException] = []
 
-    async def _start(self) -> bool:
-        """Wait for the database, register and open the sinks. Return False if a signal came before the end of that."""
-        starting = asyncio.ensure_future(self._open())
-        stopping = asyncio.ensure_future(self._stopping.wait())
-        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        if not starting.done():
-            starting.cancel()
-            await asyncio.wait({starting})
-            return False
-        starting.result()
-        return True
+        def start() -> None:
+            try:
+                self._supervisor.retry("database.unreachable", self._register)
+                if not self._stopping.is_set():
+                    for client in self._parts.clients.values():
+                        client.open()
+            except BaseException as error:
+                errors.append(error)
 
-    async def _open(self) -> None:
-        await self._supervisor.retry("database.unreachable", self._register)
-        for sink in self._sinks.values():
-            await sink.open()
+        thread = Thread(target=start, name="start", daemon=True)
+        thread.start()
+        while thread.is_alive() and not self._stopping.is_set():
+            self._readiness.turned_at = time.monotonic()
+            thread.join(TURN_SECONDS)
+            if self._stop_signal is not None:
+                self._wait()
+        if errors:
+            raise errors[0]
+        return not self._stopping.is_set()
 
-    async def _register(self) -> None:
-        await self._store.open()
-        await check_schema(self._store)
-        await self._own_addresses.refresh()
-        await self._relays.register()
-        self._log.info("relay.started", version=__version__, sinks=sorted(self._relays))
+    def _register(self) -> None:
+        parts = self._parts
+        parts.store.open()
+        check_schema(parts.store)
+        parts.own_addresses.refresh()
+        parts.sinks.register(parts.specs, parts.clients)
+        self._log.info("relay.started", version=__version__, sinks=sorted(parts.sinks))
 
-    # -- run and stop -----------------------------------------------------------------------------------------
+    # -- run and stop -------------------------------------------------------------------------------------------
 
-    async def _run(self) -> None:
+    def _run(self) -> None:
         """Run all parts until the process is to stop, then stop them."""
-        async with asyncio.TaskGroup() as group:
+        self._background = {name: self._supervisor.start(name, part) for name, part in self._parts.background.items()}
+        self._parts.sinks.start()
+        while not self._stopping.is_set():
+            self._wait()
+        self._stop()
 
-            def supervise(
-                name: str, part: Callable[[], Awaitable[None]], sink: str | None = None
-            ) -> asyncio.Task[None]:
-                return group.create_task(self._supervisor.supervise(name, part, sink=sink))
+    def _stop(self) -> None:
+        """Let the loops settle what is in flight and release their shards, then leave the database.
 
-            background = [supervise(name, part) for name, part in self._background.items()]
-            background.append(group.create_task(self._replays.run(self._supervisor.supervise)))
-            relays = [supervise(f"sink {name}", relay.run, name) for name, relay in self._relays.items()]
-            await self._stopping.wait()
-            await self._stop(relays)
-            for task in (*relays, *background):
-                task.cancel()
-
-    async def _stop(self, relays: list[asyncio.Task[None]]) -> None:
-        """Let the relays settle or park the events in flight and release their shards, then leave the database."""
-        try:
-            async with asyncio.timeout(self._stop_after_seconds):
-                await self._last_step("this relay's row", self._relays.stop)
-                await self._replays.stop()
-                if relays:
-                    await asyncio.wait(relays)
-        except (TimeoutError, *SURVIVED) as error:
-            self._log.warning("relay.stop_incomplete", reason=str(error) or "out of time")
-            for task in relays:
-                task.cancel()
-            if relays:
-                await asyncio.wait(relays, timeout=STEP_SECONDS)
-        await self._leave()
-
-    async def _leave(self) -> None:
-        """Release the remaining shards and rows, and remove this process from the relays of the database.
-
-        A relay resets its sink first, so nothing is sent later and its shards may have other owners. ``rebase`` refuses
-        while a relay is registered.
+        What is not done in time is given up: nothing more is sent then, and shards and rows are released if the
+        database answers. ``rebase`` refuses while a relay is registered.
         """
-        await asyncio.gather(*(self._last_step(f"sink {name}", each.leave) for name, each in self._relays.items()))
-        await self._last_step("replays", self._replays.leave)
-        await self._last_step("this relay's row", self._relays.unregister)
+        parts, until = self._parts, time.monotonic() + self._stop_after_seconds
+        for sink in parts.sinks.values():
+            sink.stop()
+        parts.keeper.stop()
+        threads = [sink.thread for sink in parts.sinks.values() if sink.thread] + [self._background["replays"]]
+        if _alive(threads, until):
+            self._log.warning("relay.stop_incomplete", reason="out of time")
+            parts.store.give_up_at = until = time.monotonic() + STEP_SECONDS
+            for sink in (*parts.sinks.values(), *parts.replays.sinks.values()):
+                sink.loop.abandon()
+            for thread in _alive(threads, until):
+                self._log.warning("relay.left_behind", what=thread.name, reason="out of time")
+        parts.store.give_up_at = until = time.monotonic() + STEP_SECONDS
+        self._leave(until)
 
-    async def _last_step(self, what: str, step: Callable[[], Awaitable[None]]) -> None:
-        try:
-            async with asyncio.timeout(STEP_SECONDS):
-                await step()
-        except (TimeoutError, *SURVIVED) as error:
-            self._log.warning("relay.left_behind", what=what, reason=str(error) or "out of time")
+    def _leave(self, until: float) -> None:
+        """Remove this relay from the database, in a thread that is not waited for from ``until`` on."""
+        failed: list[str] = ["out of time"]
 
-    async def _close(self) -> None:
-        await self._reload.close()
-        await self._replays.close()
-        served = (sink for relay in self._relays.values() for sink in relay.sinks)
-        for sink in {id(sink): sink for sink in (*self._sinks.values(), *served)}.values():
-            await sink.close()
-        await self._store.close()
+        def leave() -> None:
+            try:
+                self._parts.keeper.leave()
+            except RelayError as error:
+                failed[:] = [str(error)]
+            else:
+                failed.clear()
+
+        thread = Thread(target=leave, name="leave", daemon=True)
+        thread.start()
+        thread.join(max(0.0, until - time.monotonic()))
+        if failed:
+            self._log.warning("relay.left_behind", what="this relay's row", reason=failed[0])
+
+    def _close(self, health: Health | None) -> None:
+        """Release what is left. Sinks that were served have closed their clients."""
+        parts = self._parts
+        parts.end_background()
+        _alive([*self._background.values()], time.monotonic() + END_SECONDS)
+        if self._tracing:
+            self._tracing.stop()
+        if health:
+            health.stop()
+        parts.store.close()
+
+
+def _alive(threads: Sequence[Thread], until: float) -> list[Thread]:
+    """Wait for threads, and return those that have not ended in time."""
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+    return [thread for thread in threads if thread.is_alive()]

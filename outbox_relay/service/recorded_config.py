@@ -1,4 +1,4 @@
-"""The settings of this process, recorded in the database for ``config diff``."""
+"""The settings of this process, recorded in the database for ``doctor`` and the page."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import json
 
 from structlog.stdlib import BoundLogger
 
-from outbox_relay.domain.errors import DatabaseUnusable, StatementFailed
+from outbox_relay.domain.errors import RelayError
 from outbox_relay.domain.rate_limited_log import RateLimitedLog
-from outbox_relay.postgres.connection_slots import CHORES, caller
 from outbox_relay.postgres.store import Store
-from outbox_relay.relay.leases import LeaseManager
+from outbox_relay.relay.keeper import Keeper
 from outbox_relay.settings import Settings
 from outbox_relay.settings.effective import REFUSAL, recorded
 
@@ -23,9 +22,9 @@ REASON_CHARS = 500
 class RecordedConfig:
     """Records ``settings`` after each change, and whenever a heartbeat misses them."""
 
-    def __init__(self, store: Store, lease_manager: LeaseManager, settings: Settings, log: BoundLogger) -> None:
+    def __init__(self, store: Store, keeper: Keeper, settings: Settings, log: BoundLogger) -> None:
         self._store = store
-        self._lease_manager = lease_manager
+        self._keeper = keeper
         self._settings = settings
         self._log = RateLimitedLog(log)
         self._refusal: str | None = None
@@ -34,28 +33,26 @@ class RecordedConfig:
         """Record why the newest reload was refused, or None if it was carried out, as soon as possible."""
         if refusal != self._refusal:
             self._refusal = refusal
-            self._lease_manager.unrecorded.set()
+            self._keeper.unrecorded.set()
 
     def use(self, settings: Settings) -> None:
         """Record ``settings`` as soon as possible."""
         self._settings = settings
-        self._lease_manager.unrecorded.set()
+        self._keeper.unrecorded.set()
 
-    async def run(self) -> None:
-        """Record the settings until cancelled. Raises ``DatabaseUnavailable``.
+    def record(self) -> None:
+        """Record the settings if they have changed, or a heartbeat has missed them.
 
         A failed statement is logged. The next heartbeat asks again.
         """
-        caller.set(CHORES)
-        unrecorded = self._lease_manager.unrecorded
-        while True:
-            await unrecorded.wait()
-            unrecorded.clear()
-            try:
-                text = config_text(self._settings, await self._store.config_key(), self._refusal)
-                await self._store.record_config(self._lease_manager.relay, text)
-            except (StatementFailed, DatabaseUnusable) as error:
-                self._log.warning("config.not_recorded", reason=str(error))
+        if not self._keeper.unrecorded.is_set():
+            return
+        self._keeper.unrecorded.clear()
+        try:
+            text = config_text(self._settings, self._store.config_key(), self._refusal)
+            self._store.record_config(self._keeper.relay, text)
+        except RelayError as error:
+            self._log.warning("config.not_recorded", reason=str(error))
 
 
 def config_text(settings: Settings, key: bytes, refusal: str | None = None) -> str:

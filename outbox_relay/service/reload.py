@@ -1,44 +1,41 @@
-"""A reload: read the settings again, and apply what can change without a restart."""
+"""A reload at SIGHUP: read the settings again, and apply what can change without a restart.
+
+There is one policy. The routes are registered in the database. A sink whose settings, or the contents of whose files,
+have changed drains, and is then served with a new client. Everything else continues. Wrong settings change nothing.
+"""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, cast
+import random
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.errors import ConfigurationError, RestartNeeded
-from outbox_relay.domain.file_reading import FILES, contents_read, sink_files
+from outbox_relay.domain.file_reading import is_stream, read_file
+from outbox_relay.domain.rate_limited_log import RateLimitedLog
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.relay.lag_watch import LagWatch
 from outbox_relay.relay.schedules import Schedules
-from outbox_relay.service.build import ReplayClients, build_sink, build_specs
-from outbox_relay.service.own_addresses import OwnAddresses
+from outbox_relay.service.clients import Clients, build_specs
+from outbox_relay.service.logs import reason
 from outbox_relay.service.recorded_config import RecordedConfig
-from outbox_relay.service.relays import REMOVED, SinkRelays
-from outbox_relay.service.replays import ReplayRelays
-from outbox_relay.service.webhooks import Renewal, Webhooks
-from outbox_relay.settings import (
-    KafkaSettings,
-    PythonSettings,
-    Settings,
-    applied,
-    merged,
-    not_applied,
-    remade_sinks,
-    restart_needed,
-)
+from outbox_relay.service.replays import Replays
+from outbox_relay.service.served_sinks import REMOVED, ServedSinks
+from outbox_relay.service.supervisor import Supervisor
+from outbox_relay.settings import Settings, applied, merged, not_applied, restart_needed
 from outbox_relay.settings.effective import named_files
 from outbox_relay.settings.problems import dotted
 from outbox_relay.sinks import Sink
 
-if TYPE_CHECKING:
-    from outbox_relay.sinks.kafka import ClientSettings, KafkaSink
-    from outbox_relay.sinks.python import PythonSink
-
-IMPORT_SECONDS = 10.0
-"""Longest wait of a reload for the imports of its handlers. The files that it reads have as long."""
+TURN_SECONDS = 0.1
+"""Maximum time from a request to its begin."""
+PAUSE_SECONDS, PAUSE_MAX_SECONDS = 0.2, 5.0
+"""Longest pause before a configuration is applied again, doubled after each further try, and its limit."""
+FILE_BYTES = 1 << 20
+"""Maximum number of bytes of a file that are compared."""
 
 
 class NewConfiguration(NamedTuple):
@@ -49,171 +46,181 @@ class NewConfiguration(NamedTuple):
     applied: list[str]
     needs_restart: list[str]
     specs: Mapping[str, SinkSpec]
-    renewal: Renewal
-    remade: Mapping[str, Sink]
-    """The sinks that are made again, which are open."""
-    webhooks: Webhooks
-    """The maker of those that are webhooks."""
-    producers: list[tuple[KafkaSink, ClientSettings]]
-    contents: Mapping[Path, int]
-    """The result of ``contents_read`` after every file was read."""
-
-
-async def _check_handlers(new: NewConfiguration) -> None:
-    """Raise ``ConfigurationError`` if a handler cannot be imported: nothing would replace the workers in use."""
-    workers = {
-        name: cast("PythonSink", sink)
-        for name, sink in new.remade.items()
-        if isinstance(new.settings.sinks[name], PythonSettings)
-    }
-    faults = await asyncio.gather(*(sink.import_fault(IMPORT_SECONDS) for sink in workers.values()))
-    for name, fault in zip(workers, faults, strict=True):
-        if fault is not None:
-            raise ConfigurationError(f"{dotted(('sinks', name))}: {fault}")
-
-
-async def _read_producers(sinks: Mapping[str, Sink], settings: Settings) -> list[tuple[KafkaSink, ClientSettings]]:
-    """Do what ``read_producers`` does. Without a Kafka sink its client, which would block, is not loaded."""
-    if not any(isinstance(settings.sinks[name], KafkaSettings) for name in sinks):
-        return []
-    from outbox_relay.service.kafka import read_producers
-
-    return await read_producers(sinks, settings)
-
-
-async def _close(sinks: list[Sink]) -> None:
-    while sinks:
-        await sinks.pop().close()
-
-
-def _is_of(setting: str, sinks: Collection[str]) -> bool:
-    return any(setting.startswith(f"{dotted(('sinks', name))}.") for name in sinks)
+    clients: Clients
+    sinks: Mapping[str, Sink]
+    """The new clients, which are open, of the sinks that change."""
+    contents: Mapping[str, int]
 
 
 class Reload:
-    """Reads and applies new settings. ``read_settings`` returns those of file and environment; it may block."""
+    """Carries out requests for a reload, one after another. A new request replaces a pending one.
+
+    ``read_settings`` returns the settings of file and environment; it may block.
+    """
 
     def __init__(
         self,
         settings: Settings,
         read_settings: Callable[[], Settings],
-        sinks: MutableMapping[str, Sink],
-        webhooks: Webhooks,
-        own_addresses: OwnAddresses,
-        relays: SinkRelays,
+        clients: Clients,
+        sinks: ServedSinks,
+        replays: Replays,
         recorded_config: RecordedConfig,
         lag_watch: LagWatch,
         schedules: Schedules,
-        replays: ReplayRelays,
-        replay_clients: ReplayClients,
+        supervisor: Supervisor,
+        log: BoundLogger,
     ) -> None:
         self._settings = settings
         self._read_settings = read_settings
+        self._clients = clients
         self._sinks = sinks
-        self._webhooks = webhooks
-        self._own_addresses = own_addresses
-        self._relays = relays
+        self._replays = replays
         self._recorded_config = recorded_config
         self._lag_watch = lag_watch
         self._schedules = schedules
-        self._replays = replays
-        self._replay_clients = replay_clients
-        self._contents: dict[Path, int] = {}
-        self._unused: list[Sink] = []
-        self._missing: list[str] = []
+        self._stopping = supervisor.stopping
+        self._log = log
+        self._seldom = RateLimitedLog(log)
+        self._contents = _contents(settings)
+        self._pending: NewConfiguration | None = None
+        self._newest_refused = False
+        self.requested = False
+        """True while a reload is to begin as soon as possible. Set by a signal's handler, which must take no lock."""
+        self.last_successful = True
+        """True if the newest request was carried out, or none was made; False while it is pending."""
 
-    def describe(self, new: NewConfiguration) -> dict[str, object]:
-        """Return, for the log, the settings of ``new`` that were applied just now, and the others with the reason."""
-        removed = [f"{dotted(('sinks', name))}: {REMOVED}" for name in self._missing]
-        return {
-            "applied": [setting for setting in new.applied if not _is_of(setting, self._missing)],
-            "needs_restart": new.needs_restart,
-            **({"not_applied": removed} if removed else {}),
-        }
+    def run(self) -> None:
+        """Carry out requests until the process stops. No exception of a reload propagates."""
+        pause, due_at = PAUSE_SECONDS, 0.0
+        while not self._stopping.wait(TURN_SECONDS):
+            if self.requested:
+                self.requested = False
+                self._read_new()
+                pause, due_at = PAUSE_SECONDS, 0.0
+            if self._pending is not None and time.monotonic() >= due_at:
+                self._try(self._pending)
+                due_at = time.monotonic() + pause * random.uniform(0.5, 1.0)  # noqa: S311 - jitter is no secret
+                pause = min(pause * 2, PAUSE_MAX_SECONDS)
+        self._drop_pending()
 
-    async def read(self) -> NewConfiguration:
-        """Read the settings and every file that they name, and make the sinks that change. Apply none of it.
+    # -- read ---------------------------------------------------------------------------------------------------
 
-        Raises ``ConfigurationError`` for a wrong setting, for a handler that cannot be imported, and as
-        ``RestartNeeded`` if every change needs a restart.
-        """
-        new = await self._read(await FILES.acall(self._read_settings))
-        remade = list(new.remade.values())
+    def _read_new(self) -> None:
+        """Replace the pending configuration. A refused request leaves it, since the database may have it already."""
         try:
-            for sink in remade:
-                await sink.open()
-            await _check_handlers(new)
-        except BaseException:  # also if the relay stops meanwhile
-            await _close(remade)
-            raise
-        unused = len(self._unused)
-        self._unused += remade
-        for _ in range(unused):
-            await self._unused.pop(0).close()
-        return new
+            new = self.read()
+        except Exception as error:  # no error in a file may end the relay
+            self._newest_refused = True
+            self._refuse(reason(error), is_right=isinstance(error, RestartNeeded))
+        else:
+            self._drop_pending()
+            self._pending, self._newest_refused = new, False
 
-    async def close(self) -> None:
-        """Close the sinks that were made for a configuration that is not applied."""
-        await _close(self._unused)
+    def read(self) -> NewConfiguration:
+        """Read the settings and every file that they name, and make the clients that change. Apply none of it.
 
-    async def _read(self, wanted: Settings) -> NewConfiguration:
-        old = self._settings
-        self._contents = {**contents_read(), **self._contents}
-        taken = [dotted(path) for path in applied(old, wanted)]
-        left = [dotted(path) for path in not_applied(old, wanted)]
-        if left and not taken:
+        Raises ``ConfigurationError`` for a wrong setting, for a client that cannot deliver, and as ``RestartNeeded`` if
+        every change needs a restart.
+        """
+        old, wanted = self._settings, self._read_settings()
+        paths, left = applied(old, wanted), [dotted(path) for path in not_applied(old, wanted)]
+        if left and not paths:
             raise RestartNeeded("; ".join(restart_needed(old, wanted)))
         settings = merged(old, wanted)
-        webhooks = Webhooks(settings, self._own_addresses)
-        remade = {
-            name: await sink_files(name).acall(partial(build_sink, name, settings, webhooks))
-            for name in remade_sinks(old, wanted)
-        }
-        kept = {name: sink for name, sink in self._sinks.items() if name not in remade}
-        renewal, producers = await self._webhooks.read(settings), await _read_producers(kept, settings)
-        contents = contents_read()
-        taken += [each for each in self._with_other_contents(settings, contents) if each not in taken]
-        return NewConfiguration(
-            settings, taken, left, build_specs(settings), renewal, remade, webhooks, producers, contents
-        )  # fmt: skip
+        contents, specs, before = _contents(settings), build_specs(settings), build_specs(old)
+        taken = [dotted(path) for path in paths]
+        taken += [each for each, found in contents.items() if found != self._contents.get(each) and each not in taken]
+        changed = [name for name in specs if specs[name] != before[name] or _is_of_any(taken, [name])]
+        clients, sinks = self._clients.with_settings(settings), dict[str, Sink]()
+        try:
+            for name in changed:
+                sinks[name] = _opened(name, clients)
+        except BaseException:
+            _close(sinks.values())
+            raise
+        return NewConfiguration(settings, taken, left, specs, clients, sinks, contents)
 
-    def _with_other_contents(self, settings: Settings, contents: Mapping[Path, int]) -> Iterator[str]:
-        """Yield the settings of sinks whose files have other contents than at the start or the last reload."""
-        for name, file in named_files(settings).items():
-            if name.startswith("sinks.") and contents.get(file) != self._contents.get(file):
-                yield name
+    def _drop_pending(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            _close(pending.sinks.values())
 
-    async def apply(self, new: NewConfiguration) -> str | None:
-        """Apply ``new``, in the database first: no event may be read by routes that the database does not have.
+    # -- apply --------------------------------------------------------------------------------------------------
 
-        Sinks that are missing from the database keep their settings. If every sink is missing, return this reason for
-        refusing ``new``, otherwise None. The steps after the database read no file and cannot fail, or else this relay
-        would stop serving its sinks in favour of a configuration that it does not have.
+    def _try(self, new: NewConfiguration) -> None:
+        """Apply ``new``; it stays pending if that raises, since the database may have it."""
+        try:
+            missing = self._sinks.reload(new.specs, new.sinks)
+        except Exception as error:
+            self.last_successful = False
+            self._seldom.warning("config.reload_pending", reason=reason(error))
+            return
+        self._pending = None
+        _close(sink for name, sink in new.sinks.items() if name in missing)
+        removed = [f"{dotted(('sinks', name))}: {REMOVED}" for name in missing]
+        if len(missing) == len(new.specs):
+            self._refuse("; ".join(removed))
+            return
+        self._take(new, missing)
+        self.last_successful = not self._newest_refused
+        if self.last_successful:
+            self._recorded_config.note_reload(None)
+        self._log.info(
+            "config.reloaded",
+            applied=[setting for setting in new.applied if not _is_of_any([setting], missing)],
+            needs_restart=new.needs_restart,
+            **({"not_applied": removed} if removed else {}),
+        )
 
-        Raises as ``SinkRelays.reload``; repeat the call with the same ``new``.
-        """
-        self._missing = await self._relays.reload(new.specs, new.remade)
-        taken = {name: sink for name, sink in new.remade.items() if name not in self._missing}
-        self._unused = [sink for sink in self._unused if sink not in taken.values()]
-        if len(self._missing) < len(new.specs):
-            self._take(new, taken)
-        if len(self._missing) == len(new.specs):
-            return "; ".join(f"{dotted(('sinks', name))}: {REMOVED}" for name in self._missing)
-        return None
-
-    def _take(self, new: NewConfiguration, remade: Mapping[str, Sink]) -> None:
-        """Use the settings of ``new``, and the sinks ``remade``, except for sinks that are missing."""
-        kept = {name: self._settings.sinks[name] for name in self._missing}
-        self._sinks.update(remade)
-        self._webhooks.replace(new.webhooks, self._missing)
-        self._webhooks.renew(new.renewal, self._missing)
-        for sink, producer in new.producers:
-            if all(self._sinks[name] is not sink for name in self._missing):
-                sink.use_settings(producer)
-        self._contents.update(new.contents)
+    def _take(self, new: NewConfiguration, missing: Collection[str]) -> None:
+        """Use the settings of ``new``, except for sinks that are missing. Nothing of this can fail."""
+        kept = {name: self._settings.sinks[name] for name in missing}
         self._settings = new.settings.model_copy(update={"sinks": {**new.settings.sinks, **kept}})
+        self._contents = new.contents
+        self._clients = new.clients
         self._recorded_config.use(self._settings)
         self._lag_watch.use(self._settings.notify.limit)
         self._schedules.use(self._settings.registered_schedules())
-        self._replay_clients.use(self._settings)
-        self._replays.reloaded()
+        self._replays.make_client = new.clients.make
+
+    def _refuse(self, why: str, *, is_right: bool = False) -> None:
+        self.last_successful = False
+        self._recorded_config.note_reload(why)
+        if is_right:
+            self._log.warning("config.restart_needed", reason=why)
+        else:
+            self._log.error("config.reload_refused", reason=why)
+
+
+def _opened(name: str, clients: Clients) -> Sink:
+    """Return an open client. Raises ``ConfigurationError`` if it cannot deliver."""
+    sink = clients.make(name)
+    sink.open()
+    if sink.fault is not None:
+        sink.close()
+        raise ConfigurationError(f"{dotted(('sinks', name))}: {sink.fault}")
+    return sink
+
+
+def _contents(settings: Settings) -> dict[str, int]:
+    """Return a hash of the contents of each file that a sink's settings name, by setting. Blocks."""
+    found: dict[str, int] = {}
+    for setting, file in named_files(settings).items():
+        if setting.startswith("sinks."):
+            try:
+                if not is_stream(file):  # its contents can be read once
+                    found[setting] = hash(read_file(file, FILE_BYTES))
+            except (ConfigurationError, OSError):
+                found[setting] = 0  # who reads the file says why
+    return found
+
+
+def _is_of_any(settings: Iterable[str], sinks: Iterable[str]) -> bool:
+    starts = tuple(f"{dotted(('sinks', name))}." for name in sinks)
+    return any(setting.startswith(starts) for setting in settings)
+
+
+def _close(sinks: Iterable[Sink]) -> None:
+    for sink in sinks:
+        sink.close()

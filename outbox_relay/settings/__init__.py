@@ -4,7 +4,7 @@
 reported at once, in one :class:`outbox_relay.domain.errors.ConfigurationError`, without any value that may be secret.
 """
 
-from outbox_relay.settings.changes import applied, merged, not_applied, remade_sinks, restart_needed
+from outbox_relay.settings.changes import applied, merged, not_applied, restart_needed
 from outbox_relay.settings.exposure import dsn_faults, exposures, warnings
 from outbox_relay.settings.kafka import KafkaSettings
 from outbox_relay.settings.loading import load
@@ -26,7 +26,6 @@ __all__ = [
     "log_settings",
     "merged",
     "not_applied",
-    "remade_sinks",
     "restart_needed",
     "warnings",
 ]

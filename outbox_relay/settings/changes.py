@@ -14,22 +14,7 @@ from pydantic import BaseModel
 
 from outbox_relay.settings.model import Settings, Sink
 from outbox_relay.settings.problems import SettingPath, dotted
-from outbox_relay.sinks.settings import SinkSettings
 
-APPLIED_IN_PLACE: Mapping[str, frozenset[str]] = {
-    "kafka": frozenset(["producer", "producer_files"]),
-    "webhook": frozenset(["secrets", "secrets_file", "headers", "proxy_authorization_file"]),
-}
-"""Settings, by the type of the sink, that are applied to the sink as it is.
-
-For any other it is made again, between two sessions, except for those of ``APPLIED_TO_ALL``.
-"""
-APPLIED_TO_ALL = frozenset(["start", "rate_per_second", "max_in_flight_total", "spread_seconds"])
-"""Settings of sinks of every type for which no sink is made again.
-
-``start`` has no effect on a sink that the database knows, also after a restart. The limits across all relays are those
-of the database, where the configuration is registered.
-"""
 KEPT_BY_SINKS = frozenset(["claim"])
 """Settings of a sink that need a restart: no relay may serve the sink while one of them changes."""
 APPLIED_TO_RELAY = frozenset(["park_after_seconds"])
@@ -91,16 +76,6 @@ def merged(old: Settings, new: Settings) -> Settings:
 
 def _merged_sink(old: Sink, new: Sink) -> Sink:
     return new.model_copy(update={name: getattr(old, name) for name in KEPT_BY_SINKS})
-
-
-def remade_sinks(old: Settings, new: Settings) -> set[str]:
-    """Return the sinks that a reload makes again."""
-    paths = (path for path in applied(old, new) if path[0] == "sinks" and path[2] not in APPLIED_TO_ALL)
-    return {str(path[1]) for path in paths if not _is_applied_in_place(str(path[2]), new.sinks[str(path[1])])}
-
-
-def _is_applied_in_place(setting: str, sink: SinkSettings) -> bool:
-    return setting in APPLIED_IN_PLACE.get(sink.type, ())
 
 
 def _line(old: Settings, new: Settings, path: SettingPath) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -39,7 +38,6 @@ HASH = " hmac:"
 """The separator between the visible part of a hidden value and its hash in recorded settings."""
 HASH_CHARS = 32
 """Number of hexadecimal characters of a hash."""
-_RECORDED_HASH = re.compile(rf"(?<={HIDDEN}){HASH}[0-9a-f]{{{HASH_CHARS}}}\Z")
 REFUSAL = "reload_refused"
 """The name of the reason of a refused reload among recorded settings."""
 FILE_BYTES = 1 << 20
@@ -152,11 +150,6 @@ def _digest(name: str, secret: bytes) -> str:
 def _hashed(name: str, value: Hidden, key: bytes) -> str:
     digest = hmac.new(key, f"{name}\0{value.secret}".encode(), "sha256").hexdigest()
     return f"{value.shown}{HASH}{digest[:HASH_CHARS]}"
-
-
-def without_hash(value: Plain) -> Plain:
-    """Return a recorded value as it is shown."""
-    return _RECORDED_HASH.sub("", value) if isinstance(value, str) else value
 
 
 def _flat(path: SettingPath, value: Any, info: FieldInfo | None) -> Iterator[tuple[SettingPath, Plain | Hidden]]:

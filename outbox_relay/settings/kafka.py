@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from outbox_relay.domain.routing import matches
 from outbox_relay.fields import FUNCTION, Count, as_table, matching
-from outbox_relay.formats.topics import INTERNAL_PREFIX, TOPIC_CHARS, TOPICS_MAX, TopicTemplate
+from outbox_relay.formats.topics import INTERNAL_PREFIX, TOPIC_CHARS, TopicTemplate
 from outbox_relay.settings.problems import InvalidSetting, Problem
 from outbox_relay.settings.producer import Scalar, file_problems, producer_problems
 from outbox_relay.settings.registry import RegistrySettings
@@ -47,8 +47,6 @@ class KafkaSettings(SinkSettings):
     """Topic of an event: a name, or a template of it with {type}, {key} and {headers.NAME}."""
     topics: tuple[Annotated[str, _IS_TOPIC, _IS_PUBLIC], ...] = Field(default=(), max_length=1000)
     """Patterns of the topics that events may make, at most 1000; by default all that do not begin with "__"."""
-    topics_max: Count = Field(default=TOPICS_MAX, ge=1, le=100_000)
-    """Different topics that events may make, 1 to 100000; those in topics without * do not count."""
     partition_header: Annotated[str, _IS_HEADER] = ""
     """The event's own header that holds the number of its partition; empty: the key chooses."""
     type_header: Annotated[str, _IS_HEADER] = ""

@@ -19,10 +19,10 @@ from outbox_relay.settings.meanings import meaning
 from outbox_relay.settings.model import Settings
 from outbox_relay.settings.problems import InvalidSetting, Origins, Problem, SettingPath, suggestion, variable
 from outbox_relay.settings.schedules import ScheduleSettings
-from outbox_relay.settings.sink_tables import OWN_TYPES, InvalidTable, known_type, type_fault
+from outbox_relay.settings.sink_tables import BUILTIN_TYPES, InvalidTable, known_type, type_fault
 from outbox_relay.settings.sources import EnvironmentSource, FileSource
 from outbox_relay.settings.webhook import WebhookSettings
-from outbox_relay.sinks.door import forget_refusals
+from outbox_relay.sinks.types import forget_refusals
 
 
 def load(path: Path | None, environ: Mapping[str, str], dsn: str | None = None) -> Settings:
@@ -92,7 +92,7 @@ def _kind_fault(details: ErrorDetails, path: SettingPath, origins: Origins) -> s
     if details["type"] == "union_tag_invalid":
         return type_fault(str(details.get("ctx", {}).get("tag")))
     if path in origins.lines or path in origins.given:
-        return f"is required: {OWN_TYPES}"
+        return f"is required: {BUILTIN_TYPES}"
     known = {str(at[1]) for at in (*origins.lines, *origins.given) if at[0] == "sinks" and at[2:] == ("type",)}
     absent = f"there is no sink {path[1]}, and no {variable((*path, 'type'))}"
     return f"{absent}; {suggestion(str(path[1]), known)}"

@@ -80,7 +80,7 @@ def _rule(name: str) -> dict[str, Any] | None:
 
 def _unknown(name: str) -> Iterator[Problem]:
     if name not in PROPERTIES and _rule(name) is None:
-        from outbox_relay.sinks.kafka.properties import is_property
+        from outbox_relay.sinks.kafka.settings import is_property
 
         if not is_property(name):
             yield Problem((name,), f"librdkafka has no such setting; {suggestion(name, PROPERTIES)}")

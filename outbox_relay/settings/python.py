@@ -10,42 +10,18 @@ from outbox_relay.fields import FUNCTION, Count, Number, matching, rule
 from outbox_relay.settings.connection_strings import Dsn, blank_is_none
 from outbox_relay.sinks.settings import SinkSettings
 
-LEAST_MEMORY_MB = 64
 _NO_HANDLER = 'should be "MODULE:FUNCTION", such as "shop.mail:send"'
 
 
 class PythonSettings(SinkSettings):
-    """A sink that calls a function of the application, the handler, in child processes of the relay."""
+    """A sink that calls a function of the application, the handler, in the process of the relay."""
 
-    handler: Annotated[
-        str,
-        matching(FUNCTION, _NO_HANDLER),
-    ] = Field(max_length=255)
+    handler: Annotated[str, matching(FUNCTION, _NO_HANDLER)] = Field(max_length=255)
     """The function that is called with each delivery, "MODULE:FUNCTION"."""
     max_in_flight: Count = Field(default=64, ge=1, le=4096)
     """Most concurrent calls of one relay, 1 to 4096."""
-    workers: Annotated[
-        Count,
-        rule(
-            lambda value, earlier: (
-                f"is {value}, should not be above max_in_flight, which is {most}"
-                if value > (most := earlier.get("max_in_flight", value))
-                else None
-            )
-        ),
-    ] = Field(default=1, ge=1, le=64)
-    """Child processes that call the handler, 1 to 64."""
     timeout_seconds: Number = Field(default=15.0, gt=0, le=3600)
     """Longest time for one call of the handler, in seconds, above 0 and at most 3600."""
-    max_memory_mb: Annotated[
-        Count,
-        rule(
-            lambda value, _: (
-                f"should be 0, for no limit, or at least {LEAST_MEMORY_MB}" if 0 < value < LEAST_MEMORY_MB else None
-            )
-        ),
-    ] = Field(default=512, ge=0, le=1_048_576)
-    """Memory of a child process beyond which it is replaced, in MB, 64 to 1048576; 0: no limit."""
     dsn: Annotated[Dsn | None, BeforeValidator(blank_is_none)] = Field(default=None, repr=False)
     """Connection string of the application's own role, for transaction."""
     transaction: Annotated[

@@ -10,12 +10,12 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from outbox_relay.fields import as_table
 from outbox_relay.raised import raised
 from outbox_relay.settings.problems import NAME_CHARS, InvalidSetting, Problem, suggestion
-from outbox_relay.sinks import door
-from outbox_relay.sinks.door import OWN, SinkType, TypeRefused
+from outbox_relay.sinks import types
 from outbox_relay.sinks.plugin.redaction import texts_in, without
 from outbox_relay.sinks.settings import SinkSettings
+from outbox_relay.sinks.types import BUILTIN, SinkType, TypeRefused
 
-OWN_TYPES = " or ".join(f'"{kind}"' for kind in OWN)
+BUILTIN_TYPES = " or ".join(f'"{kind}"' for kind in BUILTIN)
 """The types of the relay itself, for messages."""
 
 
@@ -30,11 +30,11 @@ class InvalidTable(ValueError):
 
 def type_fault(kind: str) -> str:
     """Return the message for a type that no package has, without the type, and with the nearest names."""
-    installed = door.plugins()
+    installed = types.plugins()
     others = ", ".join(f'"{_shown(name)}" of {packages}' for name, packages in installed.items())
     plugins = f", or a plug-in: {others}" if installed else ""
     none = "" if installed else "; no plug-in is installed"
-    return f"should be {OWN_TYPES}{plugins}; {suggestion(kind, [*OWN, *map(_shown, installed)])}{none}"
+    return f"should be {BUILTIN_TYPES}{plugins}; {suggestion(kind, [*BUILTIN, *map(_shown, installed)])}{none}"
 
 
 def _shown(name: str) -> str:
@@ -44,7 +44,7 @@ def _shown(name: str) -> str:
 def known_type(kind: object) -> SinkType | None:
     """Return the type ``kind``, or None if there is none, or none that can be used."""
     try:
-        return door.sink_type(kind) if isinstance(kind, str) else None
+        return types.sink_type(kind) if isinstance(kind, str) else None
     except TypeRefused:
         return None
 
@@ -59,7 +59,7 @@ def _sink(value: Any) -> SinkSettings:
     if kind is None:
         raise PydanticCustomError("union_tag_not_found", "is required")
     try:
-        found = door.sink_type(kind) if isinstance(kind, str) else None
+        found = types.sink_type(kind) if isinstance(kind, str) else None
     except TypeRefused as error:
         raise InvalidSetting([Problem(("type",), str(error))]) from None
     if found is None:

@@ -27,7 +27,7 @@ from outbox_relay.settings.problems import PREFIX, Problem, SettingPath, lines_o
 from outbox_relay.settings.producer import PROPERTIES, refused_from_environment
 from outbox_relay.settings.schedules import ScheduleSettings
 from outbox_relay.settings.sink_tables import known_type
-from outbox_relay.sinks.door import OWN
+from outbox_relay.sinks.types import BUILTIN
 
 FILE_BYTES = 4 * 1024 * 1024
 """Size limit of the file, in bytes."""
@@ -177,7 +177,7 @@ def _refusal(path: SettingPath) -> str | None:
 
 
 def _own_models() -> list[type[BaseModel]]:
-    return [found.settings for kind in OWN if (found := known_type(kind)) is not None]
+    return [found.settings for kind in BUILTIN if (found := known_type(kind)) is not None]
 
 
 def _models_by_sink(types: Mapping[str | int, str]) -> dict[str | int, type[BaseModel]]:

@@ -6,7 +6,7 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-from outbox_relay.domain.file_reading import is_stream, read_file, while_reading
+from outbox_relay.domain.file_reading import is_stream, read_file
 
 FILE_BYTES = 1 << 20
 """Maximum number of bytes of a certificate or key that are compared with those of the last reload."""
@@ -32,8 +32,7 @@ class Tls:
         ):
             if path is not None and is_stream(path):
                 raise ValueError(f"{setting} {path}: is not a regular file")
-        with while_reading(self.ca_file):
-            context = _for_http(self.ca_file)
+        context = _for_http(self.ca_file)
         self._load_certificate(context)
         return context
 
@@ -44,10 +43,9 @@ class Tls:
         if self.client_key is not None:
             named += f" or client_key {self.client_key}"
         try:
-            with while_reading(self.client_certificate):
-                context.load_cert_chain(self.client_certificate, self.client_key, password=_no_password)
-                for path in filter(None, (self.client_certificate, self.client_key)):
-                    read_file(path, FILE_BYTES)  # so that a reload can tell whether its contents have changed
+            context.load_cert_chain(self.client_certificate, self.client_key, password=_no_password)
+            for path in filter(None, (self.client_certificate, self.client_key)):
+                read_file(path, FILE_BYTES)  # so that a reload can tell whether its contents have changed
         except _EncryptedError:
             raise ValueError(f"{named}: the key is encrypted; the relay takes keys without a password") from None
         except ssl.SSLError as error:

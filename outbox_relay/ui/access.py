@@ -16,7 +16,6 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 from starlette.requests import HTTPConnection
 
 from outbox_relay.domain.errors import ConfigurationError
-from outbox_relay.domain.file_reading import FILES
 from outbox_relay.service.logs import logger
 from outbox_relay.ui.users import FileContent, User, UserEntry, token_digest, verify_password
 
@@ -117,7 +116,7 @@ class Basic:
         if (given := _credentials(request)) is None:
             return Refusal(401, "give your name and password", self.CHALLENGE)
         name, password = given
-        account = (await FILES.acall(self._users.current)).get(name)
+        account = (await asyncio.to_thread(self._users.current)).get(name)
         stored = account.hash if account and account.hash else UNKNOWN
         mark = hmac.digest(self._secret, "\0".join((name, stored, password)).encode(errors="surrogatepass"), "sha256")
         if account and self._clock() < self._remembered.get(mark, 0.0):
@@ -172,7 +171,7 @@ class TrustedProxy:
         if len(names) != 1 or not names[0].strip(BLANK) or len(names[0]) > HEADER_BYTES:
             return Refusal(401, f"the proxy has not named a user in {self._header}")
         name = _decoded(names[0].strip(BLANK))
-        account = (await FILES.acall(self._users.current)).get(name) if self._users else None
+        account = (await asyncio.to_thread(self._users.current)).get(name) if self._users else None
         return account.user if account else User("".join(c if c.isprintable() else "?" for c in name)[:64], "viewer")
 
     def _is_trusted(self, address: str) -> bool:
@@ -196,7 +195,7 @@ class Tokens:
     async def user(self, request: HTTPConnection) -> User | Refusal:
         """Return the user of the token that ``request`` has."""
         token = request.headers.get("authorization", "")[:HEADER_BYTES].partition(" ")[2].strip()
-        found = (await FILES.acall(self._tokens.current)).get(token_digest(token))
+        found = (await asyncio.to_thread(self._tokens.current)).get(token_digest(token))
         if found is None:  # a token is too long to be guessed, so others of this address need not wait
             self._failures.add(client_group(request))
             return Refusal(401, "the token is not known", self.CHALLENGE)

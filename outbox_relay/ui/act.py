@@ -10,8 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from outbox_relay.domain.errors import NotFound
-from outbox_relay.ui import forms
+from outbox_relay.ui import forms, reads
 from outbox_relay.ui.actions import ACTIONS
+from outbox_relay.ui.guard import BODY
 from outbox_relay.ui.jobs import Job
 from outbox_relay.ui.plans import Action, By
 from outbox_relay.ui.render import CSRF_FIELD, error_page, has_token, may_act, page, redirect, site_of, user_of
@@ -27,41 +28,41 @@ def action_of(request: Request) -> Action:
     return found
 
 
-async def plan(request: Request) -> Response:
+def plan(request: Request) -> Response:
     """Show what an action would do, and the form that asks for it."""
     if not may_act(request):
         return error_page(request, 403, "only an operator may do this, and not on a read-only page")
-    fields = forms.single(request.query_params.multi_items())
+    fields = reads.fields_of(request)
     site, action = site_of(request), action_of(request)
     forms.refuse_unknown(fields, [forms.KEY_HASH if name == "key" else name for name in action.names])
-    store = await site.store()
-    found = await action.plan(store, await site.keys.resolve(store, fields))
+    store = site.store()
+    found = action.plan(store, site.keys.resolve(store, fields))
     kept = {name: value for name, value in fields.items() if name not in {each.name for each in found.inputs}}
     values = {**asdict(found), "inputs": found.inputs, "kept": kept, "hidden_inputs": "uid" in fields}
     return page(request, "confirm.html", values)
 
 
-async def act(request: Request) -> Response:
+def act(request: Request) -> Response:
     """Do an action, and lead to the page that tells its result."""
-    fields = forms.read_fields(await request.body())
+    fields = forms.read_fields(request.scope[BODY])
     if not has_token(request, fields):
         reason = "this form is too old, or was not made for you: go back, reload the page, and try again"
         return error_page(request, 403, reason)
     given = {name: value for name, value in fields.items() if name != CSRF_FIELD}
-    job = await start(request, given)
+    job = start(request, given)
     return redirect(request, f"/jobs/{job.id}")
 
 
-async def start(request: Request, fields: Mapping[str, str]) -> Job:
+def start(request: Request, fields: Mapping[str, str]) -> Job:
     """Plan an action again, begin it, and return it, ended if that takes no time.
 
     Raises what the plan raises, and ``TooManyJobs``.
     """
     site, user, action = site_of(request), user_of(request), action_of(request)
-    store = await site.store()
+    store = site.store()
     forms.refuse_unknown(fields, (*action.names, "reason"))
     by = By(f"{user.name}@page", fields.get("reason", "").strip() or None)
-    planned = await action.plan(store, fields)
+    planned = action.plan(store, fields)
     job = site.jobs.start(planned.title, user.name, planned.back, lambda report: action.run(store, fields, by, report))
-    await site.jobs.wait(job, SOON_SECONDS)
+    site.jobs.wait(job, SOON_SECONDS)
     return job

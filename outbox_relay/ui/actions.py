@@ -26,8 +26,8 @@ REPLAY_NAMES: Final = ("sink", "type", "tenant", "since", "until", "to", "rate",
 # -- sinks ------------------------------------------------------------------------------------------------------------
 
 
-async def _plan_pause(store: Store, fields: Fields) -> Plan:
-    sink = await _sink(store, fields)
+def _plan_pause(store: Store, fields: Fields) -> Plan:
+    sink = _sink(store, fields)
     effects = [
         "Every relay stops delivering to this sink within two seconds, and finishes what is under way.",
         "Its events stay in the log until it is resumed. While it is paused, the days that it has not read are kept.",
@@ -35,27 +35,27 @@ async def _plan_pause(store: Store, fields: Fields) -> Plan:
     return Plan(f"Pause sink {sink}", "Pause", f"/sinks/{sink}", effects, fields={"sink": sink})
 
 
-async def _pause(store: Store, fields: Fields, by: By, _report: Report) -> str:
+def _pause(store: Store, fields: Fields, by: By, _report: Report) -> str:
     sink = fields.get("sink", "")
-    changed = await admin.pause(store, sink, **by._asdict())
+    changed = admin.pause(store, sink, **by._asdict())
     return f"sink {sink} is paused" if changed else f"sink {sink} was paused already"
 
 
-async def _plan_resume(store: Store, fields: Fields) -> Plan:
-    sink = await _sink(store, fields)
+def _plan_resume(store: Store, fields: Fields) -> Plan:
+    sink = _sink(store, fields)
     effects = ["Relays deliver to this sink again, from its position on."]
     return Plan(f"Resume sink {sink}", "Resume", f"/sinks/{sink}", effects, fields={"sink": sink})
 
 
-async def _resume(store: Store, fields: Fields, by: By, _report: Report) -> str:
+def _resume(store: Store, fields: Fields, by: By, _report: Report) -> str:
     sink = fields.get("sink", "")
-    changed = await admin.resume(store, sink, **by._asdict())
+    changed = admin.resume(store, sink, **by._asdict())
     return f"sink {sink} is resumed" if changed else f"sink {sink} was not paused"
 
 
-async def _plan_probe(store: Store, fields: Fields) -> Plan:
+def _plan_probe(store: Store, fields: Fields) -> Plan:
     sink = fields.get("sink", "").strip()
-    obstacle = await sinks.probe_obstacle(store, sink)
+    obstacle = sinks.probe_obstacle(store, sink)
     effect = f"{sinks.probe_text(sink, obstacle)}."
     effects = [effect[0].upper() + effect[1:]]
     if obstacle is None:
@@ -65,18 +65,18 @@ async def _plan_probe(store: Store, fields: Fields) -> Plan:
     )
 
 
-async def _probe(store: Store, fields: Fields, by: By, _report: Report) -> str:
+def _probe(store: Store, fields: Fields, by: By, _report: Report) -> str:
     sink = fields.get("sink", "").strip()
-    return sinks.probe_text(sink, await sinks.probe(store, sink, actor=by.actor, reason=by.reason))
+    return sinks.probe_text(sink, sinks.probe(store, sink, actor=by.actor, reason=by.reason))
 
 
-async def _plan_seek(store: Store, fields: Fields) -> Plan:
-    sink, to = await _sink(store, fields), fields.get("to", "").strip()
+def _plan_seek(store: Store, fields: Fields) -> Plan:
+    sink, to = _sink(store, fields), fields.get("to", "").strip()
     wanted = Input("to", "To", to, "now, beginning, 2h or 2026-11-23T08:00:00Z", required=True)
     plan = Plan(f"Seek sink {sink}", "Seek", f"/sinks/{sink}", inputs=[wanted], possible=False, danger=True)
     if not to:
         return plan
-    found = await sinks.preview_seek(store, sink, _place(to))
+    found = sinks.preview_seek(store, sink, _place(to))
     least = "About" if found.exact else "At least"
     effects = [f"{least} {found.again:,} events will be delivered again, and {found.passed_over:,} passed over."]
     if found.dead:
@@ -88,9 +88,9 @@ async def _plan_seek(store: Store, fields: Fields) -> Plan:
     )
 
 
-async def _seek(store: Store, fields: Fields, by: By, _report: Report) -> str:
+def _seek(store: Store, fields: Fields, by: By, _report: Report) -> str:
     sink, to = fields.get("sink", ""), fields.get("to", "").strip()
-    await sinks.seek(store, sink, _place(to), actor=by.actor, reason=by.reason)
+    sinks.seek(store, sink, _place(to), actor=by.actor, reason=by.reason)
     return f"sink {sink} was moved to {to}"
 
 
@@ -101,18 +101,18 @@ def _place(value: str) -> str:
         raise ConfigurationError(f"to {error}, now or beginning") from None
 
 
-async def _sink(store: Store, fields: Fields) -> str:
+def _sink(store: Store, fields: Fields) -> str:
     """Return the sink that the fields name. Raises ``NotFound``, which names the nearest."""
     sink = fields.get("sink", "").strip()
-    await require_sink(store, sink)
+    require_sink(store, sink)
     return sink
 
 
 # -- deliveries -------------------------------------------------------------------------------------------------------
 
 
-async def _plan_retry(store: Store, fields: Fields) -> Plan:
-    return await _plan_deliveries(
+def _plan_retry(store: Store, fields: Fields) -> Plan:
+    return _plan_deliveries(
         store,
         fields,
         "Retry",
@@ -121,19 +121,19 @@ async def _plan_retry(store: Store, fields: Fields) -> Plan:
     )
 
 
-async def _plan_discard(store: Store, fields: Fields) -> Plan:
-    return await _plan_deliveries(
+def _plan_discard(store: Store, fields: Fields) -> Plan:
+    return _plan_deliveries(
         store, fields, "Discard", admin.STATES, "They will never be delivered, unless a replay delivers them."
     )
 
 
-async def _plan_deliveries(store: Store, fields: Fields, verb: str, states: Sequence[str], effect: str) -> Plan:
+def _plan_deliveries(store: Store, fields: Fields, verb: str, states: Sequence[str], effect: str) -> Plan:
     kept = {name: fields[name] for name in forms.FILTER_NAMES if fields.get(name)}
     kept |= {name: fields[name] for name in (forms.KIND, "key") if name in fields}
     if not kept:
         raise ConfigurationError(f"name what to {verb.lower()}, such as state: {states[0]}")
     wanted = forms.read_filter(fields, states)
-    matched = await count_matching(store, wanted)
+    matched = count_matching(store, wanted)
     state, number = wanted["states"][0], matched.count
     _refuse_more(fields, matched, state)
     found = f"{matched} {state} {'delivery matches' if number == 1 and matched.exact else 'deliveries match'}."
@@ -167,18 +167,18 @@ def _refuse_more(fields: Fields, matched: admin.Matched, state: str) -> None:
         )
 
 
-async def _retry(store: Store, fields: Fields, by: By, report: Report) -> str:
+def _retry(store: Store, fields: Fields, by: By, report: Report) -> str:
     wanted = forms.read_filter(fields, ("dead", "waiting"))
     rate = forms.read_integer("rate", fields["rate"], 1, RATE_MOST) if fields.get("rate") else None
-    result = await admin.retry_deliveries(store, wanted, report=report, rate=rate, actor=by.actor, reason=by.reason)
+    result = admin.retry_deliveries(store, wanted, report=report, rate=rate, actor=by.actor, reason=by.reason)
     return _result("retried", result)
 
 
-async def _discard(store: Store, fields: Fields, by: By, report: Report) -> str:
+def _discard(store: Store, fields: Fields, by: By, report: Report) -> str:
     if by.reason is None:
         raise ConfigurationError("a discard needs a reason, which why shows")
     wanted = forms.read_filter(fields, admin.STATES)
-    result = await admin.discard_deliveries(store, wanted, report=report, actor=by.actor, reason=by.reason)
+    result = admin.discard_deliveries(store, wanted, report=report, actor=by.actor, reason=by.reason)
     return _result("discarded", result)
 
 
@@ -205,7 +205,7 @@ def _replay_filter(fields: Fields) -> tuple[dict[str, Any], str | None, int | No
     return wanted, fields.get("to") or None, rate
 
 
-async def _plan_replay(store: Store, fields: Fields) -> Plan:
+def _plan_replay(store: Store, fields: Fields) -> Plan:
     kept = {name: fields[name].strip() for name in REPLAY_NAMES if fields.get(name, "").strip()}
     kept |= {name: fields[name] for name in forms.EXACT if fields.get(name)}
     kept |= {"key": fields["key"]} if "key" in fields else {}
@@ -218,7 +218,7 @@ async def _plan_replay(store: Store, fields: Fields) -> Plan:
     if "sink" not in kept or not kept.keys() & {"since", "uid", "key"}:
         return Plan(title, "Start", "/replays", inputs=inputs, possible=False)
     wanted, to, _ = _replay_filter(kept)
-    found = await replays.preview(store, wanted, to)
+    found = replays.preview(store, wanted, to)
     return Plan(
         title, "Deliver again", "/replays", _replay_effects(found, kept["sink"], to), fields=kept, inputs=inputs,
         possible=found.matched > 0 or not found.exact,
@@ -240,23 +240,23 @@ def _replay_effects(found: replays.Preview, sink: str, to: str | None) -> list[s
     return lines
 
 
-async def _replay(store: Store, fields: Fields, by: By, _report: Report) -> str:
+def _replay(store: Store, fields: Fields, by: By, _report: Report) -> str:
     wanted, to, rate = _replay_filter(fields)
-    number = await replays.start(store, wanted, to, rate, actor=by.actor, reason=by.reason)
+    number = replays.start(store, wanted, to, rate, actor=by.actor, reason=by.reason)
     return f"replay {number} has started"
 
 
 def _change_replay(change: str, effect: str) -> Action:
-    async def plan(store: Store, fields: Fields) -> Plan:
+    def plan(store: Store, fields: Fields) -> Plan:
         number = _number(fields)
-        found = await replays.replay(store, number)
+        found = replays.replay(store, number)
         effects = [f"It is {found['state']}, with {found['delivered']:,} events delivered.", effect]
         title = f"{change.capitalize()} replay {number}"
         return Plan(title, title, "/replays", effects, fields={"id": str(number)}, danger=change == "cancel")
 
-    async def run(store: Store, fields: Fields, by: By, _report: Report) -> str:
+    def run(store: Store, fields: Fields, by: By, _report: Report) -> str:
         number = _number(fields)
-        was = await replays.change(store, number, change, actor=by.actor, reason=by.reason)
+        was = replays.change(store, number, change, actor=by.actor, reason=by.reason)
         return (
             f"replay {number} is {replays.STATE_AFTER[change]}" if was is None else f"replay {number} was {was} already"
         )

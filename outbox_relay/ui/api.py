@@ -3,140 +3,48 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Final, cast
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
-from outbox_relay.domain.errors import ConfigurationError, NotFound
-from outbox_relay.ui import act, forms, pages, view_events, view_log, view_sinks
-from outbox_relay.ui.guard import BY_TOKEN
+from outbox_relay.domain.errors import ConfigurationError
+from outbox_relay.ui import act, forms, pages, reads
+from outbox_relay.ui.guard import BODY, BY_TOKEN
 from outbox_relay.ui.openapi import document
-from outbox_relay.ui.render import CSRF_FIELD, has_token, root_of, shows_payloads, site_of
+from outbox_relay.ui.render import CSRF_FIELD, has_token, root_of
 
 PREFIX: Final = "/api/v1"
 DRY_RUN: Final = "dry_run"
 
 
-async def sinks(request: Request) -> Response:
-    """Answer with every sink."""
-    return _json(await view_sinks.sinks(await site_of(request).store()))
+def answered(read: Callable[[Request], Mapping[str, Any]]) -> Callable[[Request], Response]:
+    """Return the endpoint that answers with what ``read`` returns."""
+    return lambda request: _json(read(request))
 
 
-async def sink(request: Request) -> Response:
-    """Answer with one sink."""
-    period = request.query_params.get("period", "2h")
-    return _json(await view_sinks.sink(site_of(request), request.path_params["name"], period))
-
-
-async def doctor(request: Request) -> Response:
-    """Answer with the newest findings of ``doctor``."""
-    site = site_of(request)
-    store = await site.store()
-    if site.findings.current(store)["findings"] is None:
-        await site.findings.finish()
-    return _json(site.findings.current(store))
-
-
-async def exceptions(request: Request) -> Response:
-    """Answer with one page of the deliveries that a filter selects."""
-    fields = forms.single(request.query_params.multi_items())
-    site = site_of(request)
-    forms.refuse_unknown(fields, (*forms.SHOWN_NAMES, "before"))
-    forms.refuse_empty(fields)
-    store = await site.store()
-    wanted = forms.read_filter(await site.keys.resolve(store, fields))
-    return _json(await view_events.exceptions(store, site.keys, wanted, forms.read_place(fields)))
-
-
-async def summary(request: Request) -> Response:
-    """Answer with the deliveries that a filter selects, by sink, type and kind of error."""
-    fields = forms.single(request.query_params.multi_items())
-    forms.refuse_unknown(fields, forms.SHOWN_NAMES)
-    forms.refuse_empty(fields)
-    site = site_of(request)
-    wanted = forms.read_filter(await site.keys.resolve(await site.store(), fields))
-    return _json(await view_events.summary(site, wanted))
-
-
-async def event(request: Request) -> Response:
-    """Answer with what ``why`` says of an event."""
-    uid = forms.read_uid(request.path_params["uid"])
-    return _json(await view_events.event(await site_of(request).store(), uid, payload=shows_payloads(request)))
-
-
-async def key(request: Request) -> Response:
-    """Answer with the deliveries of a key, and its events."""
-    site = site_of(request)
-    store = await site.store()
-    wanted = await site.keys.find(store, request.path_params["hash"])
-    before = forms.read_before(forms.single(request.query_params.multi_items()))
-    return _json(await view_events.key(store, wanted, before, payload=shows_payloads(request)))
-
-
-async def replays(request: Request) -> Response:
-    """Answer with the replays."""
-    return _json(await view_log.replays(await site_of(request).store()))
-
-
-async def replay(request: Request) -> Response:
-    """Answer with one replay."""
-    number = forms.read_integer("id", request.path_params["id"], 1, 10**18 - 1)
-    return _json(await view_log.replay(await site_of(request).store(), number))
-
-
-async def schedules(request: Request) -> Response:
-    """Answer with one page of the schedules."""
-    after = forms.read_after(forms.single(request.query_params.multi_items()))
-    return _json(await view_log.schedules(await site_of(request).store(), after))
-
-
-async def relays(request: Request) -> Response:
-    """Answer with the relays and what they deliver at the moment."""
-    return _json(await view_log.relays(await site_of(request).store()))
-
-
-async def database(request: Request) -> Response:
-    """Answer with the days of the log and what the database says."""
-    return _json(await view_log.database(await site_of(request).store()))
-
-
-async def audit(request: Request) -> Response:
-    """Answer with the newest actions."""
-    since = forms.read_since(request.query_params.get("since", ""))
-    return _json(await view_log.audit(await site_of(request).store(), since))
-
-
-async def action(request: Request) -> Response:
+def action(request: Request) -> Response:
     """Plan an action with ``dry_run``, or begin it and answer with its job.
 
     Raises what the plan raises, and the same if the action refuses a value at once.
     """
-    fields, dry_run = _body(await request.body())
+    fields, dry_run = _body(request.scope[BODY])
     if not request.scope[BY_TOKEN] and not has_token(request, {CSRF_FIELD: request.headers.get("x-csrf-token", "")}):
         return JSONResponse({"error": "without a bearer token, X-CSRF-Token must have the token of a form"}, 403)
     if dry_run:
         forms.refuse_unknown(fields, (*act.action_of(request).names, "reason"))
-        planned = await act.action_of(request).plan(await site_of(request).store(), fields)
+        planned = act.action_of(request).plan(reads.store_of(request), fields)
         names = ("title", "effects", "possible", "fields", "reason_required")
         return _json({name: value for name, value in asdict(planned).items() if name in names})
-    job = await act.start(request, fields)
+    job = act.start(request, fields)
     if job.refusal is not None:
         raise job.refusal
     return _json(job.as_dict(), 202 if job.state == "running" else 200)
 
 
-async def job(request: Request) -> Response:
-    """Answer with a requested action and its progress."""
-    if (found := site_of(request).jobs.find(request.path_params["id"])) is None:
-        raise NotFound("this process does not know such an action: the audit says what was done")
-    return _json(found.as_dict())
-
-
-async def openapi(request: Request) -> Response:
+def openapi(request: Request) -> Response:
     """Answer with the description of this API."""
     return _json(document(root_of(request) + PREFIX))
 
@@ -179,22 +87,22 @@ def _text(name: str, value: object) -> str:
     return str(value)
 
 
-ROUTES: Final = (
-    Route(PREFIX + "/openapi.json", openapi),
-    Route(PREFIX + "/sinks", sinks),
-    Route(PREFIX + "/sinks/{name}", sink),
-    Route(PREFIX + "/doctor", doctor),
-    Route(PREFIX + "/exceptions", exceptions),
-    Route(PREFIX + "/exceptions/export", pages.export),
-    Route(PREFIX + "/exceptions/summary", summary),
-    Route(PREFIX + "/events/{uid}", event),
-    Route(PREFIX + "/keys/{hash}", key),
-    Route(PREFIX + "/replays", replays),
-    Route(PREFIX + "/replays/{id}", replay),
-    Route(PREFIX + "/schedules", schedules),
-    Route(PREFIX + "/relays", relays),
-    Route(PREFIX + "/database", database),
-    Route(PREFIX + "/audit", audit),
-    Route(PREFIX + "/jobs/{id}", job),
-    Route(PREFIX + "/actions/{action}", action, methods=["POST"]),
-)
+ENDPOINTS: Final[Mapping[str, Callable[[Request], Response]]] = {
+    "/openapi.json": openapi,
+    "/sinks": answered(reads.sinks),
+    "/sinks/{name}": answered(reads.sink),
+    "/doctor": answered(reads.doctor),
+    "/exceptions": answered(reads.exceptions),
+    "/exceptions/export": pages.export,
+    "/exceptions/summary": answered(reads.summary),
+    "/events/{uid}": answered(reads.event),
+    "/keys/{hash}": answered(reads.key),
+    "/replays": answered(reads.replays),
+    "/replays/{id}": answered(reads.replay),
+    "/schedules": answered(reads.schedules),
+    "/relays": answered(reads.relays),
+    "/database": answered(reads.database),
+    "/audit": answered(reads.audit),
+    "/jobs/{id}": answered(lambda request: reads.job(request).as_dict()),
+}
+"""The endpoints of GET by their path below ``PREFIX``."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Collection
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -23,30 +24,50 @@ from outbox_relay.domain.errors import (
     StatementFailed,
 )
 from outbox_relay.service.logs import logger
-from outbox_relay.ui import act, api, pages
+from outbox_relay.ui import act, api, pages, reads
 from outbox_relay.ui.access import Access, Authenticate, Host
 from outbox_relay.ui.guard import Guard, path_of
 from outbox_relay.ui.jobs import TooManyJobs
-from outbox_relay.ui.render import ENVIRONMENT, error_page, root_of
+from outbox_relay.ui.render import ENVIRONMENT, error_page, root_of, site_of
 from outbox_relay.ui.site import PageOptions, Site
 
+Endpoint: TypeAlias = Callable[[Request], Response]
+
+PAGES: Final[Mapping[str, Endpoint]] = {
+    "/": pages.shown("overview.html", reads.overview),
+    "/sinks/{name}": pages.sink,
+    "/exceptions": pages.exceptions,
+    "/exceptions/export": pages.export,
+    "/events/{uid}": pages.shown("event.html", reads.event),
+    "/keys/{hash}": pages.shown("key.html", reads.key),
+    "/replays": pages.shown("replays.html", reads.replays),
+    "/schedules": pages.shown("schedules.html", reads.schedules),
+    "/relays": pages.shown("relays.html", reads.relays),
+    "/database": pages.shown("database.html", reads.database),
+    "/audit": pages.shown("audit.html", reads.audit),
+    "/jobs/{id}": pages.job,
+    "/actions/{action}": act.plan,
+    **{api.PREFIX + path: endpoint for path, endpoint in api.ENDPOINTS.items()},
+}
+POSTS: Final[Mapping[str, Endpoint]] = {
+    "/search": pages.search,
+    "/actions/{action}": act.act,
+    api.PREFIX + "/actions/{action}": api.action,
+}
+
+
+def _threaded(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+    """Return an endpoint that is called in a thread."""
+
+    async def answer(request: Request) -> Response:
+        return await site_of(request).threads.run(endpoint, request)
+
+    return answer
+
+
 ROUTES: Final = (
-    Route("/", pages.overview),
-    Route("/sinks/{name}", pages.sink),
-    Route("/exceptions", pages.exceptions),
-    Route("/exceptions/export", pages.export),
-    Route("/events/{uid}", pages.event),
-    Route("/keys/{hash}", pages.key),
-    Route("/replays", pages.replays),
-    Route("/schedules", pages.schedules),
-    Route("/relays", pages.relays),
-    Route("/database", pages.database),
-    Route("/audit", pages.audit),
-    Route("/search", pages.search, methods=["POST"]),
-    Route("/jobs/{id}", pages.job),
-    Route("/actions/{action}", act.plan, methods=["GET"]),
-    Route("/actions/{action}", act.act, methods=["POST"]),
-    *api.ROUTES,
+    *(Route(path, _threaded(endpoint), methods=["GET"]) for path, endpoint in PAGES.items()),
+    *(Route(path, _threaded(endpoint), methods=["POST"]) for path, endpoint in POSTS.items()),
     Route("/static/{name}", pages.static),
 )
 
@@ -81,7 +102,7 @@ def build_app(
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncGenerator[None]:
         yield
-        await site.close()
+        await asyncio.to_thread(site.close)
 
     handlers: dict[Any, Any] = {RelayError: _relay_error, HTTPException: _http_error, Exception: _unexpected}
     app = Starlette(routes=list(ROUTES), lifespan=lifespan, exception_handlers=handlers)
@@ -112,12 +133,12 @@ def _answer(request: Request, status: int, reason: str) -> Response:
     return error_page(request, status, reason)
 
 
-async def _relay_error(request: Request, error: Exception) -> Response:
+def _relay_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RelayError)  # noqa: S101 - as registered
     return _answer(request, status_of(error), str(error))
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
+def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - as registered
     reasons = {404: "there is no such page", 405: "this path does not answer this method"}
     answer = _answer(request, error.status_code, reasons.get(error.status_code, error.detail))
@@ -125,7 +146,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return answer
 
 
-async def _unexpected(request: Request, error: Exception) -> Response:
+def _unexpected(request: Request, error: Exception) -> Response:
     logger().error("ui.failed", path=path_of(request), exc_info=error)
     return _answer(request, 500, "this request failed; the log of this process says why")
 

@@ -36,9 +36,9 @@ class StoredFigures(NamedTuple):
         }
 
 
-async def read_figures(store: Store) -> StoredFigures:
+def read_figures(store: Store) -> StoredFigures:
     """Return the figures that are not too old. Without a relay there are none."""
-    stored, now = await store.stored_figures()
+    stored, now = store.stored_figures()
     entries = load(stored, now)
     values = {(v.name, v.labels): v.value for entry in entries if not entry.failed for v in entry.values}
     return StoredFigures(values, max((round(now - entry.at, 1) for entry in entries), default=None))

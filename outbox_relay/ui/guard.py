@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -25,6 +25,8 @@ USER: Final = "outbox_relay.user"
 """The key of a request's scope that has the user."""
 BY_TOKEN: Final = "outbox_relay.by_token"  # noqa: S105 - the name of a key
 """The key of a request's scope that is True if a bearer token has named the user."""
+BODY: Final = "outbox_relay.body"
+"""The key of a request's scope that has the body of a POST."""
 OTHER_SITE: Final = "this request comes from another site; open the page itself, and try again"
 BODY_BYTES: Final = 64 * 1024
 """Maximum size of a request's body: a form, or a filter of the API."""
@@ -69,7 +71,7 @@ class Guard:
         tokens: Access | None = None,
         hosts: Collection[str] | None = None,
         read_only: bool = False,
-        close: Callable[[], Awaitable[None]] | None = None,
+        close: Callable[[], None] | None = None,
     ) -> None:
         self._app = app
         self._access = access
@@ -82,7 +84,7 @@ class Guard:
     async def aclose(self) -> None:
         """Close what the page has opened. An application that mounts it may call this when it ends."""
         if self._close:
-            await self._close()
+            await asyncio.to_thread(self._close)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it on."""
@@ -100,7 +102,7 @@ class Guard:
                     request, 413, f"a request has at most {BODY_BYTES:,} bytes, within {BODY_SECONDS:g} s"
                 )
             else:
-                receive = _again(body, receive)
+                scope[BODY] = body
         await app(scope, receive, _with_headers(send))
 
     async def _examine(self, request: HTTPConnection) -> ASGIApp:
@@ -224,20 +226,6 @@ async def _read(receive: Receive) -> bytes | None:
     except TimeoutError:
         pass
     return None
-
-
-def _again(body: bytes, receive: Receive) -> Receive:
-    """Return a ``receive`` that gives a body that was read, and then what comes after it."""
-    given = False
-
-    async def replayed() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return replayed
 
 
 def _with_headers(send: Send, more: dict[str, str] | None = None) -> Send:

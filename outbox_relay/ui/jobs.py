@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import secrets
+import threading
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,7 +18,7 @@ RUNNING_MOST = 4
 """Maximum number of jobs that run at once."""
 
 Report = Callable[[int], None]
-Work = Callable[[Report], Awaitable[str]]
+Work = Callable[[Report], str]
 """Does a job, reports how much is done, and returns a sentence about the result."""
 
 
@@ -47,12 +46,18 @@ class Job:
                 "done": self.done, "result": self.said or None}  # fmt: skip
 
 
+class Interrupted(RelayError):
+    """The page is closed."""
+
+
 class Jobs:
     """The newest jobs. One that this process does not finish can be asked for again: its steps are transactions."""
 
     def __init__(self) -> None:
         self._jobs: OrderedDict[str, Job] = OrderedDict()
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._threads: dict[str, threading.Thread] = {}
+        self._lock = threading.Lock()
+        self._is_closed = False
 
     def find(self, job_id: str) -> Job | None:
         """Return a job, or None if it is not remembered."""
@@ -63,46 +68,44 @@ class Jobs:
 
         Raises ``TooManyJobs``.
         """
-        if len(self._tasks) >= RUNNING_MOST:
-            raise TooManyJobs(f"{RUNNING_MOST} actions are running already: wait until one has ended")
         job = Job(secrets.token_hex(8), title, user, back)
-        self._jobs[job.id] = job
-        while len(self._jobs) > KEPT_MOST:
-            oldest = next(each for each in self._jobs if each not in self._tasks)
-            del self._jobs[oldest]
-        self._tasks[job.id] = asyncio.create_task(self._run(job, work), name=f"job {job.id}")
+        with self._lock:
+            if len(self._threads) >= RUNNING_MOST:
+                raise TooManyJobs(f"{RUNNING_MOST} actions are running already: wait until one has ended")
+            self._jobs[job.id] = job
+            while len(self._jobs) > KEPT_MOST:
+                oldest = next(each for each in self._jobs if each not in self._threads)
+                del self._jobs[oldest]
+            thread = threading.Thread(target=self._run, args=(job, work), name=f"job {job.id}", daemon=True)
+            thread.start()
+            self._threads[job.id] = thread
         return job
 
-    async def wait(self, job: Job, seconds: float) -> None:
+    def wait(self, job: Job, seconds: float) -> None:
         """Wait until ``job`` has ended, for at most ``seconds``."""
-        if task := self._tasks.get(job.id):
-            await asyncio.wait([task], timeout=seconds)
+        if thread := self._threads.get(job.id):
+            thread.join(seconds)
 
-    async def close(self) -> None:
-        """Cancel the jobs that run, and wait for them."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        for task in tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+    def close(self) -> None:
+        """End the jobs that run before their next step."""
+        self._is_closed = True
 
-    async def _run(self, job: Job, work: Work) -> None:
+    def _run(self, job: Job, work: Work) -> None:
         def report(done: int) -> None:
             job.done = done
+            if self._is_closed:
+                raise Interrupted("it was interrupted: ask for it again for the rest")
 
         try:
-            job.said = await work(report)
+            job.said = work(report)
             job.state = "done"
         except RelayError as error:
-            job.state, job.said = "failed", str(error)
+            job.said, job.state = str(error), "failed"
             if isinstance(error, ConfigurationError | NotFound) and not job.done:
                 job.refusal = error.with_traceback(None)  # jobs are remembered, and a traceback keeps what it refers to
-        except asyncio.CancelledError:
-            job.state, job.said = "failed", "it was interrupted: ask for it again for the rest"
-            raise
         except Exception as error:  # an unexpected fault ends this job
             logger().error("ui.failed", path="job", exc_info=error)
-            job.state, job.said = "failed", "it failed; the log of this process says why"
+            job.said, job.state = "it failed; the log of this process says why", "failed"
         finally:
-            del self._tasks[job.id]
+            with self._lock:
+                del self._threads[job.id]

@@ -47,20 +47,20 @@ class Keys:
     def remember(self, key: str) -> str:
         """Return the hash of ``key``, and remember it."""
         found = self.hash(key)
+        self._known.pop(found, None)  # to the end
         self._known[found] = key
-        self._known.move_to_end(found)
         while len(self._known) > REMEMBERED_MOST:
             self._known.popitem(last=False)
         return found
 
-    async def find(self, store: Store, wanted: str) -> str:
+    def find(self, store: Store, wanted: str) -> str:
         """Return the key with the hash ``wanted``. Raises ``NotFound``."""
         if wanted in self._known:
             return self._known[wanted]
         if _HASH.fullmatch(wanted):
             given = {"hash": wanted, "inner": self._pad(INNER), "outer": self._pad(OUTER)}
             try:
-                rows = await store.named("key_of_hash", given, SEARCH_SECONDS)
+                rows = store.named("key_of_hash", given, SEARCH_SECONDS)
             except StatementFailed:
                 rows = []
             if rows:
@@ -68,11 +68,11 @@ class Keys:
                 return rows[0].key
         raise NotFound("no key with this hash is known here: enter the key in the search box")
 
-    async def resolve(self, store: Store, fields: Mapping[str, str]) -> Mapping[str, str]:
+    def resolve(self, store: Store, fields: Mapping[str, str]) -> Mapping[str, str]:
         """Return ``fields``, with the field ``key`` if they select one by its hash. Raises ``NotFound``."""
         if not (wanted := fields.get(KEY_HASH, "").strip()):
             return fields
-        return {**fields, "key": await self.find(store, wanted)}
+        return {**fields, "key": self.find(store, wanted)}
 
     def _pad(self, constant: int) -> bytes:
         return bytes(byte ^ constant for byte in self._secret.ljust(BLOCK_BYTES, b"\0"))

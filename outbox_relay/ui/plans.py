@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -51,5 +51,5 @@ class Action(NamedTuple):
     """An action: the fields that it has, its dry run, and what does it, which returns a sentence about the result."""
 
     names: Sequence[str]
-    plan: Callable[[Store, Fields], Awaitable[Plan]]
-    run: Callable[[Store, Fields, By, Report], Awaitable[str]]
+    plan: Callable[[Store, Fields], Plan]
+    run: Callable[[Store, Fields, By, Report], str]

@@ -149,7 +149,8 @@ def page(request: Request, template: str, values: Mapping[str, Any], status: int
         "may_act": may_act(request),
         "csrf": csrf_token(request, cookie),
         "key_hash": site_of(request).keys.hash,
-        "has_schedules": site_of(request).has_schedules(),
+        "shows_payloads": shows_payloads(request),
+        "asked": request.query_params,
         "label": site_of(request).options.label,
         "database": site_of(request).database(),
     }

@@ -17,8 +17,8 @@ def _name(fields: Fields) -> str:
     return fields.get("schedule", "").strip()
 
 
-async def _plan_run(store: Store, fields: Fields) -> Plan:
-    found = await schedules.schedule(store, _name(fields))
+def _plan_run(store: Store, fields: Fields) -> Plan:
+    found = schedules.schedule(store, _name(fields))
     effects = [
         f"An event of type {found['type']} is emitted now, with the present time in its header.",
         "The times of the schedule stay as they are.",
@@ -28,12 +28,12 @@ async def _plan_run(store: Store, fields: Fields) -> Plan:
     return Plan(f"Run schedule {found['name']}", "Run now", BACK, effects, fields={"schedule": found["name"]})
 
 
-async def _run(store: Store, fields: Fields, by: By, _report: Report) -> str:
-    uid = await schedules.run(store, _name(fields), **by._asdict())
+def _run(store: Store, fields: Fields, by: By, _report: Report) -> str:
+    uid = schedules.run(store, _name(fields), **by._asdict())
     return f"event {uid} is emitted"
 
 
-async def _effects(store: Store, found: Mapping[str, Any], change: str) -> list[str]:
+def _effects(store: Store, found: Mapping[str, Any], change: str) -> list[str]:
     """Return the effects of a change of a schedule. There is none if it is in the wanted state already."""
     if found["state"] == schedules.STATE_AFTER[change]:
         return []
@@ -45,7 +45,7 @@ async def _effects(store: Store, found: Mapping[str, Any], change: str) -> list[
         case "resume":
             return ["Relays fire it again, from its first time after now on."]
         case _:
-            relays = await schedules.relays_with(store, found["name"])
+            relays = schedules.relays_with(store, found["name"])
             gone = "No relay fires it any more. Events that it has emitted stay as they are."
             again = (
                 f"Relays that have it in their files register it again when they start or reload: {', '.join(relays)}."
@@ -54,18 +54,18 @@ async def _effects(store: Store, found: Mapping[str, Any], change: str) -> list[
 
 
 def _change(change: str) -> Action:
-    async def plan(store: Store, fields: Fields) -> Plan:
-        found = await schedules.schedule(store, _name(fields))
-        effects = await _effects(store, found, change)
+    def plan(store: Store, fields: Fields) -> Plan:
+        found = schedules.schedule(store, _name(fields))
+        effects = _effects(store, found, change)
         return Plan(
             f"{change.capitalize()} schedule {found['name']}", change.capitalize(), BACK,
             effects or [f"It is {found['state']} already."], possible=bool(effects), fields={"schedule": found["name"]},
             danger=change == "remove",
         )  # fmt: skip
 
-    async def run(store: Store, fields: Fields, by: By, _report: Report) -> str:
+    def run(store: Store, fields: Fields, by: By, _report: Report) -> str:
         name, state = _name(fields), schedules.STATE_AFTER[change]
-        changed = await schedules.change(store, name, change, **by._asdict())
+        changed = schedules.change(store, name, change, **by._asdict())
         return f"schedule {name} is {state}" if changed else f"schedule {name} was {state} already"
 
     return Action(("schedule",), plan, run)

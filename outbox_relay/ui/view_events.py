@@ -29,57 +29,55 @@ PAYLOAD_CHARS: Final = 20_000
 """Length after which a payload is cut."""
 
 
-async def exceptions(
-    store: Store, keys: Keys, wanted: Mapping[str, Any], before: Place | None = None
-) -> dict[str, Any]:
+def exceptions(store: Store, keys: Keys, wanted: Mapping[str, Any], before: Place | None = None) -> dict[str, Any]:
     """Return one page of the deliveries that ``wanted`` selects, newest event first, and where the next one begins."""
-    found = await _search(store, wanted, before)
+    found = _search(store, wanted, before)
     for row in found.deliveries:
         row["key_hash"] = None if row["key"] is None else keys.remember(row["key"])
     after = None if found.after is None else {"id": found.after[0], "sink": found.after[1]}
     return {"deliveries": found.deliveries, "complete": found.complete, "next": after}
 
 
-async def count_matching(store: Store, wanted: Mapping[str, Any]) -> admin.Matched:
+def count_matching(store: Store, wanted: Mapping[str, Any]) -> admin.Matched:
     """Return the number of deliveries of one state that match: a lower bound if it takes too many rows to count all."""
     if "uids" in wanted:
-        return await admin.count_deliveries(store, wanted)
-    found = await search_deliveries(store, wanted, 1)
+        return admin.count_deliveries(store, wanted)
+    found = search_deliveries(store, wanted, 1)
     return admin.Matched(found.matched, found.complete, found.at)
 
 
-async def other_states(store: Store, wanted: Mapping[str, Any]) -> dict[str, admin.Matched]:
+def other_states(store: Store, wanted: Mapping[str, Any]) -> dict[str, admin.Matched]:
     """Return how many deliveries match in each state that ``wanted`` leaves out, if any does."""
     left_out = (state for state in admin.STATES if state not in wanted["states"])
-    counts = {state: await count_matching(store, {**wanted, "states": [state]}) for state in left_out}
+    counts = {state: count_matching(store, {**wanted, "states": [state]}) for state in left_out}
     return {state: matched for state, matched in counts.items() if matched.count or not matched.exact}
 
 
-async def _search(store: Store, wanted: Mapping[str, Any], before: Place | None) -> Found:
+def _search(store: Store, wanted: Mapping[str, Any], before: Place | None) -> Found:
     if "uids" not in wanted:
-        return await search_deliveries(store, wanted, PAGE_ROWS, before)
-    rows = await admin.list_deliveries(store, wanted, UID_ROWS)
+        return search_deliveries(store, wanted, PAGE_ROWS, before)
+    rows = admin.list_deliveries(store, wanted, UID_ROWS)
     return Found(rows, len(rows), True, None)
 
 
-async def event(store: Store, uid: UUID, *, payload: bool) -> dict[str, Any]:
+def event(store: Store, uid: UUID, *, payload: bool) -> dict[str, Any]:
     """Return what ``why`` says of an event, every recorded attempt, and, with ``payload``, its payload if it has a row.
 
     Raises ``NotFound``.
     """
-    found = await admin.why(store, uid)
-    recorded = await admin.attempts(store, uid)
+    found = admin.why(store, uid)
+    recorded = admin.attempts(store, uid)
     if not payload:
         _hide_answers(found, recorded["attempts"])
     has_row = any(each["state"] in admin.STATES for each in found["sinks"].values())
-    content = await _content(store, uid) if payload and has_row else None
+    content = _content(store, uid) if payload and has_row else None
     return {**found, "attempts": recorded["attempts"], "content": content}
 
 
-async def _content(store: Store, uid: UUID) -> dict[str, Any] | None:
+def _content(store: Store, uid: UUID) -> dict[str, Any] | None:
     """Return payload and headers of an event with a row; None if the row has gone, or the role may not see them."""
     try:
-        shown = await admin.show_deliveries(store, uid, None, payload=True)
+        shown = admin.show_deliveries(store, uid, None, payload=True)
     except (NotFound, DatabaseUnusable):
         return None
     content = {name: shown[name] for name in ("payload", "payload_encoding", "headers")}
@@ -88,19 +86,22 @@ async def _content(store: Store, uid: UUID) -> dict[str, Any] | None:
     return content
 
 
-async def summary(site: Site, wanted: Mapping[str, Any]) -> dict[str, Any]:
+def summary(site: Site, wanted: Mapping[str, Any]) -> dict[str, Any]:
     """Return the deliveries that ``wanted`` selects by sink, type and kind of error.
 
     If that takes too long, ``groups`` is None. One summary at a time is made, so that pages keep their connections.
     """
-    store = await site.store()
+    store = site.store()
     states = wanted["states"]
     parts = [states] if len(states) == 1 else [[each for each in states if each != "scheduled"], ["scheduled"]]
-    async with site.summaries:
-        try:
-            found = [await admin.summarize(store, {**wanted, "states": part}, SUMMARY_SECONDS) for part in parts]
-        except StatementFailed:
-            return {"groups": None, "exact": False}
+    if not site.summaries.acquire(timeout=SUMMARY_SECONDS):
+        return {"groups": None, "exact": False}
+    try:
+        found = [admin.summarize(store, {**wanted, "states": part}, SUMMARY_SECONDS) for part in parts]
+    except StatementFailed:
+        return {"groups": None, "exact": False}
+    finally:
+        site.summaries.release()
     groups = [group for each in found for group in each["groups"]]
     return {"groups": groups, "exact": all(each["exact"] for each in found)}
 
@@ -116,14 +117,14 @@ def _hide_answers(found: dict[str, Any], attempts: list[dict[str, Any]]) -> None
             sink["last_attempt"].pop("answer", None)
 
 
-async def key(store: Store, wanted: str, before: int | None = None, *, payload: bool) -> dict[str, Any]:
+def key(store: Store, wanted: str, before: int | None = None, *, payload: bool) -> dict[str, Any]:
     """Return the deliveries of a key per sink, in their order, and its events in the log as ``why --key`` has them.
 
     Events are the newest ones with ids below ``before``, and ``next`` is the id from which older ones may follow. Only
     with ``payload`` do they have the answers of destinations.
     """
-    rows, complete = await deliveries_of_key(store, wanted, KEY_ROWS)
-    found = await admin.why_key(store, wanted, KEY_EVENTS, before, KEY_SECONDS)
+    rows, complete = deliveries_of_key(store, wanted, KEY_ROWS)
+    found = admin.why_key(store, wanted, KEY_EVENTS, before, KEY_SECONDS)
     for each in found["events"] if not payload else ():
         _hide_answers(each, [])
     sinks: dict[str, list[dict[str, Any]]] = {}

@@ -25,29 +25,34 @@ SCHEDULE_ROWS: Final = 100
 """Number of schedules on a page."""
 
 
-async def replays(store: Store) -> dict[str, Any]:
+def replays(store: Store) -> dict[str, Any]:
     """Return the replays, newest first."""
-    return {"replays": await admin_replays.replays(store)}
+    return {"replays": admin_replays.replays(store)}
 
 
-async def replay(store: Store, number: int) -> dict[str, Any]:
+def replay(store: Store, number: int) -> dict[str, Any]:
     """Return one replay. Raises ``NotFound``."""
-    return await admin_replays.replay(store, number)
+    return admin_replays.replay(store, number)
 
 
-async def schedules(store: Store, after: str) -> dict[str, Any]:
+def schedules(store: Store, after: str) -> dict[str, Any]:
     """Return one page of the schedules by name, from the one after ``after``, and where the next one begins."""
-    found = await admin_schedules.schedules(store, after, SCHEDULE_ROWS + 1)
+    found = admin_schedules.schedules(store, after, SCHEDULE_ROWS + 1)
     shown = found[:SCHEDULE_ROWS]
     return {"schedules": shown, "next": shown[-1]["name"] if len(found) > SCHEDULE_ROWS else None}
 
 
-async def relays(store: Store) -> dict[str, Any]:
+def live(store: Store) -> dict[str, Any]:
+    """Return the live relays."""
+    return {"relays": live_relays(store)}
+
+
+def relays(store: Store) -> dict[str, Any]:
     """Return the live relays and the deliveries that have been under way for some time."""
-    return {"relays": await live_relays(store), **await admin.running(store, 0.0)}
+    return {**live(store), **admin.running(store, 0.0)}
 
 
-async def database(store: Store) -> dict[str, Any]:
+def database(store: Store) -> dict[str, Any]:
     """Return the days of the log, tables, long transactions, lock waits and the four signals of degradation.
 
     A part that could not be read is None, and ``unread`` says why. ``sees_all`` is True if the transactions of other
@@ -55,22 +60,22 @@ async def database(store: Store) -> dict[str, Any]:
     """
     unread: dict[str, str] = {}
 
-    async def part(name: str, parameters: dict[str, Any]) -> Sequence[dict[str, Any]] | None:
+    def part(name: str, parameters: dict[str, Any]) -> Sequence[dict[str, Any]] | None:
         try:
-            return [row._asdict() for row in await store.named(name, parameters, STATEMENT_SECONDS)]
+            return [row._asdict() for row in store.named(name, parameters, STATEMENT_SECONDS)]
         except RelayError as error:
             unread[name] = str(error)
             return None
 
-    figures = await read_figures(store)
-    tables = await part("sizes_of_tables", {})
+    figures = read_figures(store)
+    tables = part("sizes_of_tables", {})
     for table in tables or ():
         table["vacuumed_at"] = table["vacuumed_at"] and table["vacuumed_at"].isoformat()
-    transactions = await part("doctor_transactions", {"seconds": TRANSACTION_SECONDS})
-    server = await part("doctor_server", {})
-    locks = await part("doctor_locks", {"seconds": LOCK_SECONDS})
+    transactions = part("doctor_transactions", {"seconds": TRANSACTION_SECONDS})
+    server = part("doctor_server", {})
+    locks = part("doctor_locks", {"seconds": LOCK_SECONDS})
     try:
-        retention = await store.retention_status(live=False)
+        retention = store.retention_status(live=False)
     except RelayError as error:
         retention, unread["retention_status"] = None, str(error)
     return {
@@ -81,11 +86,11 @@ async def database(store: Store) -> dict[str, Any]:
         "transactions": transactions,
         "sees_all": bool(server and server[0]["sees_all"]),
         "locks": locks,
-        "signals": await view_sinks.history(store, "", "2h"),
+        "signals": view_sinks.history(store, "", "2h"),
         "unread": unread,
     }
 
 
-async def audit(store: Store, since: str | None) -> dict[str, Any]:
+def audit(store: Store, since: str | None) -> dict[str, Any]:
     """Return the newest actions."""
-    return {"audit": await admin.audit(store, since, AUDIT_ROWS)}
+    return {"audit": admin.audit(store, since, AUDIT_ROWS)}

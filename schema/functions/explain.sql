@@ -96,8 +96,8 @@ as $$
                 or (select l.id from logged l) <= (select f.floor from outbox.meta f))
          order by m.sink, m.at desc
     ),
-    -- An attempt counts for the sink that had its name then, under whatever name it is now known: a name that another sink had
-    -- before lends nothing. A rebase may have given the event another id; an earlier event may have had its uid.
+    -- A sink that was removed and had the same name lends nothing. A rebase may have given the event another id; an earlier event
+    -- may have had its uid.
     recorded as materialized (
         select distinct on (k.name)
                k.name as sink,
@@ -106,12 +106,11 @@ as $$
                    'topic', a.detail -> 'topic', 'partition', a.detail -> 'partition', 'offset', a.detail -> 'offset')) as details
           from outbox.attempt a
           left join logged l on true
-          left join outbox.former_sink f on f.name = a.sink and not exists (select from outbox.sink o where o.name = a.sink)
-          join outbox.sink k on k.name = coalesce(f.renamed_to, a.sink)
+          join outbox.sink k on k.name = a.sink
          where a.uid = wanted and a.outcome = 'delivered'
            and (l.id is null or a.id = l.id
                 or (l.id <= (select m.floor from outbox.meta m) and a.at >= l.created_at))
-           and a.at > coalesce(case when f.name is null then k.named_at else f.named_at end, '-infinity')
+           and a.at > k.created_at
          order by k.name, a.at desc, a.number desc
     ),
     -- After a restore, until the log is rebased, positions say nothing about new events.

@@ -806,3 +806,45 @@ begin
     return r;
 end
 $$;
+
+-- Give up to `most` dead letters of a replay to its target, and return how many there were: only those that the replay's
+-- position has passed, so that none is read again, and the target's, which would take such a row for one of its own first
+-- delivery. Where the target has a row of the event, that one stays. They take part in no order: no live event waits
+-- behind them.
+-- Each dead letter leaves an exception.
+create or replace function outbox_internal.move_dead(r outbox.replay, most integer) returns integer
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
+as $$
+declare
+    name constant text := '~' || r.id;
+    floor_now constant bigint := (select m.floor from outbox.meta m);
+    dead bigint[];
+begin
+    -- Each query is small next to the rows: a replay whose dead letters wait for the target has no others to look at.
+    dead := array(
+        select d.id
+          from (select o.id, o.shard from outbox.delivery o where o.sink = name and o.state = 'dead' order by o.id limit most) d
+          join outbox_internal.replay_places(r.id) p on p.shard = d.shard and d.id <= p.last_id
+          left join lateral (select e.id, e.xid from outbox.event e where e.id = d.id limit 1) e on true
+         where e.id is null
+            or exists (select from outbox.standing n
+                        where n.sink = r.target and n.shard = d.shard
+                          and outbox_internal.position_passed(e.id, e.xid, n.a_seq, n.a_snapshot, n.a_next, n.b_snapshot, n.last_id,
+                                                     floor_now)));
+    delete from outbox.delivery d
+     where d.sink = name and d.id = any (dead)
+       and exists (select from outbox.delivery o where o.id = d.id and o.sink = r.target);
+    update outbox.delivery d set sink = r.target, replay = r.id, ordered = false where d.sink = name and d.id = any (dead);
+    insert into outbox.replay_exception (replay, id, outcome)
+    select r.id, i.id, 'failed' from unnest(dead) i (id)
+        on conflict do nothing;
+    return cardinality(dead);
+end
+$$;

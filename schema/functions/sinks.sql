@@ -186,22 +186,16 @@ as $$
      order by r.name
 $$;
 
--- Raise unless there is a sink of this name. The message says to what it was renamed, or which sinks there are.
+-- Raise unless there is a sink of this name. The message says which sinks there are.
 create or replace function outbox_internal.require_sink(sink_name text) returns void
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
 as $$
 declare
     shown constant text := coalesce(quote_literal(left(sink_name, 60)), 'without a name');
-    renamed text;
 begin
     if exists (select from outbox.sink s where s.name = sink_name) then
         return;
-    end if;
-    select f.renamed_to into renamed from outbox.former_sink f where f.name = sink_name;
-    if renamed is not null then
-        raise exception using errcode = 'no_data_found',
-            message = format('there is no sink %s any more: its name is now %s', shown, quote_literal(renamed));
     end if;
     raise exception using errcode = 'no_data_found',
         message = format('there is no sink %s in this database', shown),
@@ -291,7 +285,7 @@ $$;
 --
 -- A sink with `most` rows or more is paused, loses as many of them, and is removed by a later call: each call is short. The
 -- shards are locked in the order in which relays lock them: that waits for settlements that have passed their fence, and none
--- passes it meanwhile. Former names of the sink count as removed, too.
+-- passes it meanwhile.
 create or replace function outbox.drop_sink(
     sink_name text, forget boolean, most integer, actor text, reason text, audit_id bigint default null,
     out removed boolean, out forgotten boolean, out deliveries bigint, out audit bigint
@@ -320,16 +314,13 @@ begin
             perform set_config('outbox.actor', '', true);
         else
             delete from outbox.sink k where k.name = sink_name;
-            update outbox.former_sink f set renamed_to = null where f.renamed_to = sink_name;
             if not forget then
                 insert into outbox.former_sink (name, actor) values (sink_name, actor)
                     on conflict (name) do update
-                   set removed_at = clock_timestamp(), role_name = outbox_internal.emitter(), actor = excluded.actor,
-                       renamed_to = null;
+                   set removed_at = clock_timestamp(), role_name = outbox_internal.emitter(), actor = excluded.actor;
             end if;
         end if;
-    elsif not exists (select from outbox.former_sink f
-                       where f.name = sink_name and (forget or f.renamed_to is null)) then
+    elsif not exists (select from outbox.former_sink f where f.name = sink_name) then
         perform outbox_internal.require_sink(sink_name);
     end if;
     if forget and not exists (select from outbox.sink k where k.name = sink_name) then

@@ -12,7 +12,6 @@ create table outbox.sink (
     last_error_at timestamptz,
     created_at timestamptz not null default clock_timestamp(),
     last_error_mended_at timestamptz,
-    named_at timestamptz not null default clock_timestamp(),
     home bigint,
     probes bigint not null default 0,
     claim text not null default 'log' check (claim in ('log', 'rows')),
@@ -25,8 +24,6 @@ comment on table outbox.sink is
     'The sinks: which types each gets, whether it is paused, and its circuit.';
 comment on column outbox.sink.last_error_mended_at is
     'When a relay found the last error to be over; older than last_error_at if an error came since.';
-comment on column outbox.sink.named_at is
-    'Since when the sink has its name: attempts that were recorded under it before are of another sink.';
 comment on column outbox.sink.home is
     'The cluster that the positions of this sink belong to: see outbox_internal.elsewhere. Null where the server does not tell it.';
 comment on column outbox.sink.probes is
@@ -44,21 +41,15 @@ comment on column outbox.sink.ledger_start is
 -- No statistics are kept of what erase removes.
 alter table outbox.sink alter paused_reason set statistics 0, alter last_error set statistics 0;
 
--- A relay that still has the name of a removed or renamed sink in its file does not register it again. `renamed_to` is always
--- a sink that exists, never another former name; null: the sink was removed.
+-- A relay that still has the name of a removed sink in its file does not register it again.
 create table outbox.former_sink (
     name text collate "C" primary key,
     removed_at timestamptz not null default clock_timestamp(),
     role_name text not null default coalesce(nullif(current_setting('role'), 'none'), session_user::text),
-    actor text,
-    renamed_to text collate "C",
-    named_at timestamptz,
-    check ((renamed_to <> name))
+    actor text
 );
 comment on table outbox.former_sink is
-    'Names of sinks that were removed or renamed.';
-comment on column outbox.former_sink.named_at is
-    'As in outbox.sink, of the sink that was renamed.';
+    'Names of sinks that were removed.';
 
 -- The routes of each sink and where its shards stood when they began: a row for each registration that changed them (`start`,
 -- `routes`) and each `rebase`, and two for a seek (`end`, where the shards stood before, and `seek`). By it `why` judges events

@@ -27,7 +27,7 @@ import psycopg
 
 from outbox_relay import outbox
 from outbox_relay.postgres.migrations import migrate
-from outbox_relay.service.build import CONNECTIONS, CONNECTIONS_PER_SINK
+from outbox_relay.service.build import CONNECTIONS
 from outbox_relay.workbench.embedded.ports import free_port
 from outbox_relay.workbench.embedded.postgres import PostgresServer
 from tests.bench.webhooks import Load, receiver
@@ -40,8 +40,8 @@ GROWTH_FILES = 10
 """Greatest growth of open files. A file for each attempt would be 60 of them in an hour."""
 GROWTH_LINES = 20
 """Greatest growth of the log, in lines. A line a minute would be 58 of them in an hour."""
-SESSIONS = CONNECTIONS + CONNECTIONS_PER_SINK * 2 + 1
-"""Greatest number of database sessions of a relay with two sinks, of which one waits for notifications."""
+SESSIONS = CONNECTIONS + 3 + 1
+"""Greatest number of database sessions of a relay with two sinks, replays and the listener included."""
 SESSIONS_NOW = """select count(*) from pg_stat_activity
 where datname = current_database() and backend_type = 'client backend' and pid <> pg_backend_pid()"""
 WAITING = 1_000

@@ -12,7 +12,6 @@ made, or if the day was not emptied. A call that raises ends the measurement wit
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import sys
 import threading
@@ -115,7 +114,7 @@ def measure(events: int, *, archive: bool) -> dict[str, Any]:
             started = time.monotonic()
             time.sleep(BEFORE_SECONDS)
             began = time.monotonic()
-            outcome = asyncio.run(passes(dsn, directory if archive else ""))
+            outcome = passes(dsn, directory if archive else "")
             ended = time.monotonic()
         before = {name: each.longest(started, began) for name, each in calls.items()}
         during = {name: each.longest(began, ended) for name, each in calls.items()}
@@ -131,27 +130,27 @@ def measure(events: int, *, archive: bool) -> dict[str, Any]:
         }
 
 
-async def passes(dsn: str, archive: str) -> Outcome:
+def passes(dsn: str, archive: str) -> Outcome:
     """Do passes until the day is emptied, as a relay does, at most 20 of them. Archive the day first if told where."""
     store = Store(lambda: dsn, pooler=False, connections=2)
-    await store.open()
+    store.open()
     log = structlog.stdlib.get_logger("bench")
     found = Outcome()
     archiver = archiver_for(archive, "jsonl.zst", lambda: dsn, pooler=False)
 
-    async def do(granted: Pass) -> Outcome:
-        return await RetentionPass(store, granted, archiver, log).run()
+    def do(granted: Pass) -> Outcome:
+        return RetentionPass(store, granted, archiver, log).run()
 
     try:
         for _ in range(20):
-            result = await run_pass(store, uuid4(), Person("bench"), do)
+            result = run_pass(store, uuid4(), Person("bench"), do)
             if result is not None:
                 found.emptied += result[1].emptied
                 found.left = result[1].left
             if found.emptied:
                 break
     finally:
-        await store.close()
+        store.close()
     return found
 
 

@@ -12,12 +12,11 @@ their real interval: how long ago each version was written matters.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import statistics
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -54,78 +53,78 @@ class Relay:
         self._second = 0
         self._event = 0
 
-    async def start(self) -> None:
+    def start(self) -> None:
         """Register the sink and own its shards."""
-        await self._at.register((SINK, ["*"], "now"))
-        await self._at.live("one", SINK)
-        await self._at.own(SINK, lease_seconds=LEASE_SECONDS)
+        self._at.register((SINK, ["*"], "now"))
+        self._at.live("one", SINK)
+        self._at.own(SINK, lease_seconds=LEASE_SECONDS)
         [self._event] = self._at.emit("a key")
 
-    async def keep_pace(self) -> None:
+    def keep_pace(self) -> None:
         """Renew the leases at their interval until none is left from before."""
         for _ in range(round(2 * LEASE_SECONDS / BETWEEN)):
-            await asyncio.sleep(BETWEEN)
-            await self.renew()
+            time.sleep(BETWEEN)
+            self.renew()
 
     def end_leases(self) -> None:
         """Let the leases end, so that the next renewal is due."""
         self._at.do("update outbox.shard set lease_until = now() returning 1")
 
-    async def hours(self, hours: float) -> None:
+    def hours(self, hours: float) -> None:
         """Write what a relay writes in ``hours``."""
         for _ in range(round(hours * 3600 / BETWEEN)):
             for _ in range(BETWEEN * A_SECOND):
-                await self.settle()
+                self.settle()
             self._second += BETWEEN
-            await self.renew(SHORT_LEASE_SECONDS)
-            await self._at.live("one", SINK)
+            self.renew(SHORT_LEASE_SECONDS)
+            self._at.live("one", SINK)
             if self._second >= self._next_trim:
-                self._next_trim = self._second + MOST_OVERHEAD * await seconds(self.trim)
+                self._next_trim = self._second + MOST_OVERHEAD * seconds(self.trim)
             if self._second % STARTS_BETWEEN == 0:
-                await self.raise_starts()
+                self.raise_starts()
 
-    async def settle(self) -> None:
+    def settle(self) -> None:
         """Write the position of all shards."""
-        await self._at.place(SINK, Position(await self._at.tick()))
+        self._at.place(SINK, Position(self._at.tick()))
 
-    async def park(self) -> None:
+    def park(self) -> None:
         """Make a row of an event, under the lock on its shard."""
-        await self._at.park(SINK, self._at.row(self._event))
+        self._at.park(SINK, self._at.row(self._event))
 
-    async def renew(self, lease_seconds: float = LEASE_SECONDS) -> None:
+    def renew(self, lease_seconds: float = LEASE_SECONDS) -> None:
         """Renew the leases of all shards."""
         held = [(SINK, shard, epoch) for shard, epoch in self._at.epochs[SINK].items()]
-        await self._at.store.renew_shards(self._at.relay, held, lease_seconds, LIMIT_SECONDS)
+        self._at.store.renew_shards(self._at.relay, held, lease_seconds, LIMIT_SECONDS)
 
-    async def trim(self) -> None:
+    def trim(self) -> None:
         """Delete outranked positions."""
-        await self._at.store.trim_progress(TRIM_ROWS)
+        self._at.store.value("trim_progress", {"most": TRIM_ROWS})
 
-    async def raise_starts(self) -> None:
+    def raise_starts(self) -> None:
         """Let readers of the ledger begin behind what was trimmed."""
-        await self._at.store.raise_ledger_starts()
+        self._at.store.value("raise_ledger_starts")
 
-    async def poll(self) -> None:
+    def poll(self) -> None:
         """Ask for the state of the sink, and for shards without an owner."""
-        await self._at.store.sinks([SINK])
+        self._at.store.sinks([SINK])
 
-    async def figures(self) -> None:
+    def figures(self) -> None:
         """Read the figures of all sinks."""
         self._at.query(statements()["figures_of_sinks"])
 
-    async def read(self) -> None:
+    def read(self) -> None:
         """Read the positions, as a relay does that takes over."""
-        await self._at.store.positions(SINK, range(SHARDS))
+        self._at.store.positions(SINK, range(SHARDS))
 
 
-async def seconds(call: Callable[[], Awaitable[object]]) -> float:
+def seconds(call: Callable[[], object]) -> float:
     """Return the duration of a call."""
     began = time.perf_counter()
-    await call()
+    call()
     return time.perf_counter() - began
 
 
-async def figures(relay: Relay, at: Ledger, calls: int) -> dict[str, float]:
+def figures(relay: Relay, at: Ledger, calls: int) -> dict[str, float]:
     """Return medians in milliseconds, and the sizes of the tables in megabytes."""
     found: dict[str, float] = {}
     statements = {
@@ -143,7 +142,7 @@ async def figures(relay: Relay, at: Ledger, calls: int) -> dict[str, float]:
         for _ in range(calls):
             if name == "renew":
                 relay.end_leases()
-            took.append(await seconds(call))
+            took.append(seconds(call))
         found[f"{name}, ms"] = statistics.median(took) * 1000
     for table in TABLES:
         [(size,)] = at.query("select pg_total_relation_size(%s::regclass)", f"outbox.{table}")
@@ -151,21 +150,21 @@ async def figures(relay: Relay, at: Ledger, calls: int) -> dict[str, float]:
     return found
 
 
-async def measure(database: Database, hours: Sequence[int], calls: int) -> None:
+def measure(database: Database, hours: Sequence[int], calls: int) -> None:
     """Print the figures before the snapshot and after each number of hours of it."""
-    async with ledger(database) as at:
+    with ledger(database) as at:
         relay = Relay(at)
-        await relay.start()
-        await relay.hours(0.01)
-        await relay.keep_pace()
-        report(0, await figures(relay, at, calls))
+        relay.start()
+        relay.hours(0.01)
+        relay.keep_pace()
+        report(0, figures(relay, at, calls))
         with database.connect() as holder:
             holder.execute("set transaction isolation level repeatable read")
             holder.execute("select pg_current_xact_id()")
             for before, after in pairwise([0, *sorted(hours)]):
-                await relay.hours(after - before)
-                await relay.keep_pace()
-                report(after, await figures(relay, at, calls))
+                relay.hours(after - before)
+                relay.keep_pace()
+                report(after, figures(relay, at, calls))
 
 
 def report(hour: int, found: dict[str, Any]) -> None:
@@ -188,7 +187,7 @@ def main() -> int:
 
     with PostgresServer({"shared_buffers": "1GB"}) as server, new_database(server, "template1") as database:
         migrate(database.dsn)
-        asyncio.run(measure(database, arguments.hours, arguments.calls))
+        measure(database, arguments.hours, arguments.calls)
     return 0
 
 

@@ -11,7 +11,6 @@ longer than `--most-ms`. The findings of doctor, which are examined in the backg
 from __future__ import annotations
 
 import argparse
-import asyncio
 import statistics
 import sys
 import time
@@ -53,16 +52,16 @@ update outbox.shard s set owner = r.id, lease_until = now() + interval '1 hour'
  where r.place = s.shard %% r.relays"""
 
 
-async def fill(database: Database, rows: int, sinks: int, relays: int) -> None:
+def fill(database: Database, rows: int, sinks: int, relays: int) -> None:
     """Fill a new database."""
     store = Store(lambda: database.dsn, pooler=False, connections=1)
-    await store.open()
+    store.open()
     try:
-        tick = (await store.tick()).tick
+        tick = store.tick().tick
         names = [f"sink_{n:03}" for n in range(sinks)]
-        await store.register_sinks([(name, ["order.*"], "beginning") for name in names], tick)
+        store.register_sinks([(name, ["order.*"], "beginning") for name in names], tick)
     finally:
-        await store.close()
+        store.close()
     with psycopg.connect(database.dsn, autocommit=True) as connection:
         for statement, parameters in (
             (EVENTS, (rows,)), (ROWS, (sinks,)), (HISTORY, ()), (RELAYS, (relays,)), (OWNERS, ()),
@@ -94,33 +93,33 @@ def paths(uid: str, key: str) -> Iterator[str]:
     )
 
 
-async def measure(page: Browser, path: str) -> list[float]:
+def measure(page: Browser, path: str) -> list[float]:
     """Return the times of a page in milliseconds."""
     times: list[float] = []
     for _ in range(TURNS):
         began = time.perf_counter()
-        answer = await page.client.get(path)
+        answer = page.client.get(path)
         times.append((time.perf_counter() - began) * 1000)
         assert answer.status_code in (200, 404), answer.text
     return times
 
 
-async def run(arguments: argparse.Namespace) -> bool:
+def run(arguments: argparse.Namespace) -> bool:
     """Fill, measure and print; return True if every median is short enough."""
     with PostgresServer() as server:
         server.create_database("pages")
         database = Database(server, "pages")
         migrate(database.dsn)
-        await fill(database, arguments.rows, arguments.sinks, arguments.relays)
+        fill(database, arguments.rows, arguments.sinks, arguments.relays)
         with psycopg.connect(database.dsn) as connection:
             uid = str(connection.execute("select uid from outbox.delivery limit 1").fetchall()[0][0])
         slow: list[str] = []
-        async with browsing(database) as page:
-            await page.get("/")
-            await page.site.findings.finish()
+        with browsing(database) as page:
+            page.get("/")
+            page.site.findings.finish(30.0)
             print(f"{arguments.rows:,} dead rows, {arguments.sinks} sinks, {arguments.relays} relays; milliseconds")
-            for path in paths(uid, await page.key_path("key-7")):
-                times = await measure(page, path)
+            for path in paths(uid, page.key_path("key-7")):
+                times = measure(page, path)
                 print(f"{statistics.median(times):8.0f} {max(times):8.0f}  {path}")
                 slow += [path] * (statistics.median(times) > arguments.most_ms)
         return not slow
@@ -133,7 +132,7 @@ def main() -> int:
     parser.add_argument("--sinks", type=int, default=100)
     parser.add_argument("--relays", type=int, default=30)
     parser.add_argument("--most-ms", type=float, default=300.0)
-    return 0 if asyncio.run(run(parser.parse_args())) else 1
+    return 0 if run(parser.parse_args()) else 1
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ answer. The rows take turns; each figure is the median of the rounds. `cpu` is t
 the figure that depends least on other load; `ratio` compares it with bare aiohttp.
 
 - sink: `WebhookSink.deliver`, signature and verdict included
+- queue: the same behind a `PostingSink`, whose calls a thread of its own hands over and takes, as a relay does
 - client: `HttpClient.post`
 - aiohttp: one `ClientSession` for each host, nothing around it
 - httpx: one `httpx.AsyncHTTPTransport` (over httpcore) for each host, without the client layer
@@ -34,7 +35,7 @@ from outbox_relay.formats import signatures
 from outbox_relay.sinks.contract.handing import an_event
 from outbox_relay.sinks.webhook import Credentials, Endpoint, WebhookSink
 from outbox_relay.sinks.webhook.client import HttpClient
-from outbox_relay.sinks.webhook.response import Response
+from outbox_relay.sinks.webhook.results import Response
 from tests.support.receiver.signatures import SECRET
 
 BODY = b'{"id":1,"note":"' + b"x" * 983 + b'"}'
@@ -104,11 +105,10 @@ async def sink(stack: AsyncExitStack, url: str, connections: int) -> Post:
     return post
 
 
-async def client(stack: AsyncExitStack, url: str, connections: int) -> Post:
+async def client(stack: AsyncExitStack, url: str, _connections: int) -> Post:
     """Prepare the HTTP client of the relay."""
-    made = HttpClient(url=url, denied=lambda _: None, max_connections=connections)
-    await made.open()
-    stack.push_async_callback(made.close)
+    made = HttpClient(url=url, denied=lambda _: None)
+    stack.push_async_callback(made.reset)
 
     async def post() -> None:
         found = await made.post(HEADERS, BODY, LONG_SECONDS)

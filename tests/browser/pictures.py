@@ -9,7 +9,6 @@ only those that the documentation shows.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import sys
 import time
@@ -17,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from playwright.async_api import Browser
+from playwright.sync_api import Browser
 
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.service.metrics.stored_figures import Entry, Value, dump
@@ -71,15 +70,15 @@ def _figures() -> Iterator[Entry]:
     yield Entry("log", None, now, 3600.0, False, (Value("outbox_log_bytes", (), 8.4e9),))
 
 
-async def fill(database: Database) -> str:
+def fill(database: Database) -> str:
     """Fill a new database with sinks in trouble, and return the uid of a dead letter."""
-    async with ledger(database) as books:
+    with ledger(database) as books:
         routes = {"events": "order.*", "crm": "order.*", "invoices": "invoice.*"}
-        await books.register(*((sink, [types], "beginning") for sink, types in routes.items()))
-        await books.live("relay-1", "events", "crm", "invoices", version="0.1.0")
+        books.register(*((sink, [types], "beginning") for sink, types in routes.items()))
+        books.live("relay-1", "events", "crm", "invoices", version="0.1.0")
         for sink in ("events", "crm", "invoices"):
-            await books.own(sink, lease_seconds=3600.0)
-        uid = await _dead_letters(books)
+            books.own(sink, lease_seconds=3600.0)
+        uid = _dead_letters(books)
         register(
             database,
             schedule("nightly-report", cron="30 3 * * *", timezone="Europe/Berlin"),
@@ -87,7 +86,7 @@ async def fill(database: Database) -> str:
             schedule("stocktaking", cron="0 0 1 1 *"),
         )
         for sink in ("events", "invoices"):
-            await books.catch_up(sink)
+            books.catch_up(sink)
         for statement in (HISTORY, ATTEMPTS):
             books.do(statement)
         books.do("update outbox.schedule set paused = true where name = 'stocktaking'")
@@ -108,7 +107,7 @@ async def fill(database: Database) -> str:
     return uid
 
 
-async def _dead_letters(books: Ledger) -> str:
+def _dead_letters(books: Ledger) -> str:
     keys = [f"customer-{n % 5}" for n in range(14)]
     events = books.emit(*keys, type="invoice.created")
     rows = [
@@ -117,7 +116,7 @@ async def _dead_letters(books: Ledger) -> str:
         else books.row(event, "held")
         for n, event in enumerate(events)
     ]
-    await books.park("invoices", *rows)
+    books.park("invoices", *rows)
     return books.uid(events[0])
 
 
@@ -133,33 +132,33 @@ def pages(uid: str, key: str) -> dict[str, str]:
     }  # fmt: skip
 
 
-async def take(browser: Browser, address: str, uid: str, directory: Path, *, docs: bool) -> None:
+def take(browser: Browser, address: str, uid: str, directory: Path, *, docs: bool) -> None:
     """Take the pictures."""
     for scheme in ("light", "dark"):
         for width, size in (("wide", WIDE), ("narrow", NARROW)):
-            context = await browser.new_context(viewport=cast(Any, size), color_scheme=scheme, timezone_id="UTC")
-            page = await context.new_page()
-            await page.goto(address)
-            await page.get_by_text("Examined").wait_for(timeout=60_000)  # the findings come with a refresh
-            await page.goto(f"{address}/events/{uid}")
-            key = str(await page.get_by_role("link", name="customer-0").get_attribute("href"))
+            context = browser.new_context(viewport=cast(Any, size), color_scheme=scheme, timezone_id="UTC")
+            page = context.new_page()
+            page.goto(address)
+            page.get_by_text("Examined").wait_for(timeout=60_000)  # the findings come with a refresh
+            page.goto(f"{address}/events/{uid}")
+            key = str(page.get_by_role("link", name="customer-0").get_attribute("href"))
             for name, path in pages(uid, key).items():
                 if docs and f"{name}-{scheme}-{width}" not in SHOWN:
                     continue
-                await page.goto(address + path)
-                await page.screenshot(path=directory / f"{name}-{scheme}-{width}.png", full_page=not docs)
-            await context.close()
+                page.goto(address + path)
+                page.screenshot(path=directory / f"{name}-{scheme}-{width}.png", full_page=not docs)
+            context.close()
 
 
-async def run(directory: Path, *, docs: bool) -> None:
+def run(directory: Path, *, docs: bool) -> None:
     """Fill, serve and take the pictures."""
     with PostgresServer() as server:
         server.create_database("pictures")
         database = Database(server, "pictures")
         migrate(database.dsn)
-        uid = await fill(database)
-        async with served(database, User("anna", "operator")) as address, chromium() as browser:
-            await take(browser, address, uid, directory, docs=docs)
+        uid = fill(database)
+        with served(database, User("anna", "operator")) as address, chromium() as browser:
+            take(browser, address, uid, directory, docs=docs)
 
 
 def main() -> int:
@@ -169,7 +168,7 @@ def main() -> int:
     parser.add_argument("--docs", action="store_true")
     arguments = parser.parse_args()
     arguments.directory.mkdir(parents=True, exist_ok=True)
-    asyncio.run(run(arguments.directory, docs=arguments.docs))
+    run(arguments.directory, docs=arguments.docs)
     return 0
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outbox_relay.relay.context import LEASE_MARGIN_SECONDS
+from outbox_relay.relay.outcomes import LEASE_MARGIN_SECONDS
 
 TIMEOUT_SECONDS = 10
 """Time limit of a request of both webhooks."""

@@ -7,25 +7,22 @@ contains no code for this.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
 from psycopg.pq import TransactionStatus
 
 from outbox_relay import cli
-from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import Delivered, Verdict
+from outbox_relay.postgres.connection import Connection
 from outbox_relay.postgres.rows import Claimed
 from outbox_relay.postgres.store import Store
-from outbox_relay.sinks.kafka import KafkaSink
-from outbox_relay.sinks.webhook import WebhookSink
+from outbox_relay.sinks.calls import Call
 
-SENDING_STEPS = 1_000
-"""Most iterations of the event loop until a statement is sent."""
 Point = Literal["after claim", "after acknowledgement", "inside settle"]
 
 
@@ -39,8 +36,8 @@ def _after_claim() -> None:
     """Die when shards were claimed and nothing was read from them."""
     original = Store.claim_shards
 
-    async def claim_shards(self: Store, *given: Any, **named: Any) -> list[Claimed]:
-        claimed = await original(self, *given, **named)
+    def claim_shards(self: Store, *given: Any, **named: Any) -> list[Claimed]:
+        claimed = original(self, *given, **named)
         return die() if claimed else claimed
 
     Store.claim_shards = claim_shards
@@ -48,38 +45,41 @@ def _after_claim() -> None:
 
 def _after_acknowledgement() -> None:
     """Die when a destination has acknowledged events and none of them is settled."""
-    for sink in (KafkaSink, WebhookSink):
-        _die_after_delivery(sink)
+    end = Call.end
 
+    def ended(self: Call, verdicts: Sequence[Verdict] | None) -> None:
+        end(self, verdicts)
+        if verdicts is None or any(isinstance(verdict, Delivered) for verdict in verdicts):
+            die()
 
-def _die_after_delivery(sink: type[KafkaSink] | type[WebhookSink]) -> None:
-    original = sink.deliver
-
-    async def deliver(self: Any, batch: Sequence[StoredEvent], until: float, attempt: int = 0, /) -> Sequence[Verdict]:
-        verdicts = await original(self, batch, until, attempt)
-        return die() if any(isinstance(verdict, Delivered) for verdict in verdicts) else verdicts
-
-    sink.deliver = deliver
+    Call.end = ended
 
 
 def _inside_settle() -> None:
     """Die when the statement of a settlement was sent and is not answered."""
-    original = Store._rows  # pyright: ignore[reportPrivateUsage] - every statement passes through it
+    original = Connection.wait
 
-    async def rows(self: Store, name: str, parameters: Mapping[str, Any], *given: Any, **named: Any) -> list[Any]:
-        if name != "settle":
-            return await original(self, name, parameters, *given, **named)
-        async with self._connection(5.0) as connection:  # pyright: ignore[reportPrivateUsage]
-            statement = self._sql[name]  # pyright: ignore[reportPrivateUsage]
-            sending = asyncio.ensure_future(connection.cursor(binary=True).execute(statement, parameters))
-            for _ in range(SENDING_STEPS):
-                if connection.pgconn.transaction_status == TransactionStatus.ACTIVE or sending.done():
-                    break
-                await asyncio.sleep(0)
-            connection.pgconn.flush()
-            die()
+    def wait(self: Connection, gen: Generator[Any, Any, Any], *given: Any, **named: Any) -> Any:
+        return original(self, _dying(self, gen), *given, **named)
 
-    Store._rows = rows  # pyright: ignore[reportPrivateUsage]
+    def _dying(connection: Connection, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+        try:
+            wanted = next(gen)
+            while True:
+                if getattr(settling, "now", False) and connection.pgconn.transaction_status == TransactionStatus.ACTIVE:
+                    connection.pgconn.flush()
+                    die()
+                wanted = gen.send((yield wanted))
+        except StopIteration as end:
+            return end.value
+
+    settling, settle = threading.local(), Store.settle
+
+    def settled(self: Store, *given: Any, **named: Any) -> Any:
+        settling.now = True
+        return settle(self, *given, **named)
+
+    Connection.wait, Store.settle = wait, settled
 
 
 POINTS: Mapping[Point, Callable[[], None]] = {

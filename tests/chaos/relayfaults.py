@@ -22,7 +22,7 @@ NOT_JOINED = "not joined"
 """Kind of a strike whose relay had no shards within that time."""
 NOTICE_SECONDS = 30.0
 """Time limit for a relay to log that it was frozen, on a busy machine."""
-NOTICED = ("shards.lost", "sessions.restarted", "sink.restarted")
+NOTICED = ("shards.lost", "sink.restarted")
 """Ends of log events by which a relay reports an expired lease or a restarted session."""
 HOUR_SECONDS = 3600.0
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")

@@ -20,7 +20,7 @@ STARVED_SIGNS = (
 )
 GIVEN_UP = "given up while down"
 """Follows the name of a sink: shards were released with unfinished events while its destination was down."""
-GIVEN_UP_SIGN = "were given up while the destination is down"
+GIVEN_UP_SIGN = "were given up with events in flight"
 
 
 def starvations(logs: Iterable[Iterable[Mapping[str, Any]]]) -> Iterator[Strike]:

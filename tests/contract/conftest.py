@@ -1,6 +1,6 @@
 """The harnesses under the contract; a new sink adds its own here."""
 
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -26,12 +26,13 @@ def proxied() -> Generator[tuple[KafkaBroker, Proxy]]:
     params=[
         pytest.param("kafka", marks=pytest.mark.kafka),
         "webhook",
-        "python",
+        "python, contract",
+        "python, acontract",
         "memory, batches",
         "memory, single events",
     ]
 )
-async def sink_harness(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[SinkHarness]:
+def sink_harness(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[SinkHarness]:
     """Yield a sink's harness, with its destination up before and after."""
     match request.param:
         case "kafka":
@@ -39,11 +40,12 @@ async def sink_harness(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncG
             harness = KafkaHarness(broker, proxy, request.getfixturevalue("topic"))
         case "webhook":
             harness = WebhookHarness()
-        case "python":
-            harness = PythonHarness(tmp_path)
+        case "python, contract" | "python, acontract":
+            handler = request.param.removeprefix("python, ")
+            harness = PythonHarness(tmp_path, handler, request.getfixturevalue("monkeypatch"))
         case name:
             harness = MemoryHarness(keeps_order=name == "memory, batches")
     yield harness
-    await harness.mend_destination()
+    harness.mend_destination()
     if isinstance(harness, WebhookHarness):
         harness.stop()

@@ -1,6 +1,5 @@
 """The Kafka sink under the contract, with a broker behind a proxy."""
 
-import asyncio
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
@@ -39,15 +38,15 @@ class KafkaHarness(SinkHarness):
         producer = {"bootstrap.servers": self._proxy.address if self._broker.real else self._broker.bootstrap}
         return KafkaSink("contract", TopicTemplate.parse(self._topic), producer, STALL_SECONDS)
 
-    async def received(self) -> Sequence[Received]:
-        return [_received(record) for record in await asyncio.to_thread(self._broker.read_all, self._topic)]
+    def received(self) -> Sequence[Received]:
+        return [_received(record) for record in self._broker.read_all(self._topic)]
 
-    async def break_destination(self) -> None:
+    def break_destination(self) -> None:
         self._only_real("cannot be put behind a proxy")
-        await asyncio.to_thread(self._proxy.cut)
+        self._proxy.cut()
 
-    async def mend_destination(self) -> None:
-        await asyncio.to_thread(self._proxy.restore)
+    def mend_destination(self) -> None:
+        self._proxy.restore()
 
     def poison(self, event: StoredEvent) -> StoredEvent:
         self._only_real("takes records of any size")

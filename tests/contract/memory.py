@@ -7,7 +7,8 @@ from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Refused, Unavailable, Verdict
 from outbox_relay.formats.headers import own_headers
 from outbox_relay.sinks.contract import Received, SinkHarness
-from tests.support.memory_sink import MemorySink
+from outbox_relay.sinks.posting import PostingSink
+from tests.support.memory_sink import MemorySink, OrderedSink
 
 POISON = b"poison"
 ANSWER_SECONDS = 0.02
@@ -18,24 +19,21 @@ class MemoryHarness(SinkHarness):
 
     def __init__(self, *, keeps_order: bool) -> None:
         self._keeps_order = keeps_order
-        self._up = asyncio.Event()
-        self._up.set()
-        self._sinks: list[MemorySink] = []
+        self._up = True
+        self._clients: list[MemorySink] = []
 
-    def make_sink(self) -> MemorySink:
-        sink = MemorySink(self._answer, keeps_order=self._keeps_order, max_in_flight=2 if self._keeps_order else 8)
-        self._sinks.append(sink)
-        return sink
+    def make_sink(self) -> PostingSink:
+        client = MemorySink(self._answer, keeps_order=self._keeps_order, max_in_flight=2 if self._keeps_order else 8)
+        self._clients.append(client)
+        return (OrderedSink if self._keeps_order else PostingSink)(client)
 
     async def _answer(self, event: StoredEvent, _attempt: int) -> Verdict:
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                await self._up.wait()
-        except TimeoutError:
+        if not self._up:
+            await asyncio.sleep(ANSWER_SECONDS)
             return Unavailable("down")
         return Refused("poison") if event.payload == POISON else DELIVERED
 
-    async def received(self) -> Sequence[Received]:
+    def received(self) -> Sequence[Received]:
         return [
             Received(
                 event.key,
@@ -45,15 +43,15 @@ class MemoryHarness(SinkHarness):
                 event.content_type,
                 dict(own_headers(event.headers) if event.headers else ()),
             )
-            for sink in self._sinks
-            for event in sink.delivered
+            for client in self._clients
+            for event in client.delivered
         ]
 
-    async def break_destination(self) -> None:
-        self._up.clear()
+    def break_destination(self) -> None:
+        self._up = False
 
-    async def mend_destination(self) -> None:
-        self._up.set()
+    def mend_destination(self) -> None:
+        self._up = True
 
     def poison(self, event: StoredEvent) -> StoredEvent:
         return event._replace(payload=POISON)

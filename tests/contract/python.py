@@ -2,37 +2,38 @@
 
 import base64
 import json
-import os
-import signal
+import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
+
+import pytest
 
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.sinks.contract import Received, SinkHarness
-from outbox_relay.sinks.python import PythonSink, WorkerTask
-from tests.support.handlers import POISON
+from outbox_relay.sinks.python import PythonSink
+from outbox_relay.sinks.python import sink as module
 
-
-def ignore(_text: str, _number: float, /) -> None:
-    """Ignore what a worker prints, and its end."""
+POISON = b"poison"
+MODULE = "tests.support.handlers"
 
 
 class PythonHarness(SinkHarness):
-    """An application that goes down: its workers are killed, and cannot import it again."""
+    """An application that goes down: it is forgotten, and cannot be imported again."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, handler: str, patch: pytest.MonkeyPatch) -> None:
         self._directory = directory
+        self._handler = handler
         self._sinks: list[PythonSink] = []
+        patch.setenv("HANDLERS_DIRECTORY", str(directory))
+        patch.setattr(module, "IMPORT_SECONDS", 0.1)
+        sys.modules.pop(MODULE, None)
 
     def make_sink(self) -> PythonSink:
-        environment = {**os.environ, "HANDLERS_DIRECTORY": str(self._directory)}
-        task = WorkerTask("tests.support.handlers:contract", "contract", 8, environment=environment)
-        sink = PythonSink("contract", task, report=ignore, on_end=ignore, max_in_flight=8)
+        sink = PythonSink("contract", f"{MODULE}:{self._handler}", max_in_flight=8)
         self._sinks.append(sink)
         return sink
 
-    async def received(self) -> Sequence[Received]:
+    def received(self) -> Sequence[Received]:
         file = self._directory / "received"
         lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
         return [
@@ -43,15 +44,13 @@ class PythonHarness(SinkHarness):
             for found in lines
         ]
 
-    async def break_destination(self) -> None:
+    def break_destination(self) -> None:
         (self._directory / "down").touch()
+        sys.modules.pop(MODULE, None)
         for sink in self._sinks:
-            for process in sink.processes:
-                if process.pid is not None:
-                    with suppress(ProcessLookupError):
-                        os.kill(process.pid, signal.SIGKILL)
+            sink._import.handler = None  # pyright: ignore[reportPrivateUsage]
 
-    async def mend_destination(self) -> None:
+    def mend_destination(self) -> None:
         (self._directory / "down").unlink(missing_ok=True)
 
     def poison(self, event: StoredEvent) -> StoredEvent:

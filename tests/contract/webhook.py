@@ -1,12 +1,13 @@
 """The webhook sink under the contract, on a receiver that verifies every signature."""
 
-import asyncio
+import socket
 from collections.abc import Sequence
 from urllib.parse import unquote
 
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.formats.signatures import parse_key
 from outbox_relay.sinks.contract import Received, SinkHarness
+from outbox_relay.sinks.posting import PostingSink
 from outbox_relay.sinks.webhook import Credentials, Endpoint, ResponsePolicy, WebhookSink
 from tests.support.receiver import Receiver, Request
 from tests.support.receiver.answers import Behaviour, chosen, head, raw, say
@@ -41,26 +42,24 @@ class WebhookHarness(SinkHarness):
         self._taken.append(request)
         return say(204)
 
-    def make_sink(self) -> WebhookSink:
-        return WebhookSink(
-            "contract",
-            Endpoint(self.receiver.url, lambda _: None),
-            Credentials([parse_key(SECRET)]),
-            policy=ResponsePolicy(permanent=frozenset((400,))),
+    def make_sink(self) -> PostingSink:
+        endpoint, credentials = Endpoint(self.receiver.url, lambda _: None), Credentials([parse_key(SECRET)])
+        return PostingSink(
+            WebhookSink("contract", endpoint, credentials, policy=ResponsePolicy(permanent=frozenset((400,))))
         )
 
-    async def received(self) -> Sequence[Received]:
+    def received(self) -> Sequence[Received]:
         return [_received(request) for request in self._taken]
 
-    async def break_destination(self) -> None:
+    def break_destination(self) -> None:
         self._up = False
 
-    async def mend_destination(self) -> None:
+    def mend_destination(self) -> None:
         """Wait until connections are accepted in turn again: each request before has one that is counted now."""
-        reader, writer = await asyncio.open_connection(self.receiver.host, self.receiver.port)
-        writer.write(f"POST {KNOCK} HTTP/1.1\r\ncontent-length: 0\r\n\r\n".encode())
-        await reader.read()
-        writer.close()
+        with socket.create_connection((self.receiver.host, self.receiver.port)) as knock:
+            knock.sendall(f"POST {KNOCK} HTTP/1.1\r\ncontent-length: 0\r\n\r\n".encode())
+            while knock.recv(4096):
+                pass
         self._lost, self._up = self.receiver.connections, True
 
     def poison(self, event: StoredEvent) -> StoredEvent:

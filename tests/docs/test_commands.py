@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from datetime import UTC, datetime
 from pathlib import Path
@@ -78,34 +77,15 @@ def test_health(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow  # runs what a page shows
-def test_config_diff(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    [example] = examples("config diff")
-    names = re.findall(r"relay-[\w:]+", example)
-    with Receiver() as receiver:
-        text = webhook_config(database.dsn, receiver, tmp_path)
-        first, second = (
-            RelayService(tmp_path, text.replace("[relay]", f'[relay]\nname = "{name}"'), f"relay-{number}")
-            for number, name in enumerate(names)
-        )
-        with first, second:
-            recorded = "select 1 from outbox.relay where config is not null"
-            until(lambda: len(query(database, recorded)) == len(names), seconds=20, what="both have recorded theirs")
-            file = tmp_path / "relay.toml"
-            file.write_text(text.replace("[sinks.crm]", "[sinks.crm]\ntimeout_seconds = 7"))
-            monkeypatch.setenv("OUTBOX_RELAY_CONFIG", str(file))
-            assert answer(example, "").out == example.partition("\n")[2]
-
-
-@pytest.mark.slow  # runs what a page shows
 @pytest.mark.parametrize("example", examples("sinks "), ids=lambda example: example.partition("\n")[0][14:30])
-async def test_sinks(shop: Database, example: str) -> None:
-    async with running(shop.dsn, (spec("crm"), MemorySink())):
-        await has(shop, SETTLED)
+def test_sinks(shop: Database, example: str) -> None:
+    with running(shop.dsn, (spec("crm"), MemorySink())):
+        has(shop, SETTLED)
     if " remove " in example:
         query(shop, f"{DEAD} returning 1")
     if " probe " in example:
         query(shop, "update outbox.sink set circuit = 'open' returning 1")
-    await asyncio.to_thread(assert_true, example)
+    assert_true(example)
 
 
 def waits(shop: Database) -> bool:
@@ -140,25 +120,25 @@ def test_schedules(shop: Database) -> None:
     assert query(shop, "select from outbox.schedule") == []
 
 
-async def test_audit(shop: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_audit(shop: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     [example] = examples("audit")
     register(shop, "crm")
     query(shop, "delete from outbox.event where id > 1 returning 1")
     gone = MemorySink(lambda _event, _attempt: Unavailable("answered 410 Gone", 410, gone=True))
     with new_role(shop, "relay") as relay, new_role(shop, "operators") as operators:
         migrate(shop.dsn, grants={"relay": [relay], "operate": [operators]})
-        async with running(shop.dsn_as(relay), (spec("crm"), gone)):
-            await has(shop, "select from outbox.sink where paused")
+        with running(shop.dsn_as(relay), (spec("crm"), gone)):
+            has(shop, "select from outbox.sink where paused")
         query(shop, f"{DEAD} returning 1")
         query(shop, "delete from outbox.event returning 1")
         monkeypatch.setenv("OUTBOX_RELAY_DATABASE__DSN", shop.dsn_as(operators))
         discarded = "outbox-relay dead discard --sink crm --reason 'customer was deleted' --yes"
-        await asyncio.to_thread(answer, discarded, "")
-        await asyncio.to_thread(assert_true, example, instead={relay: "relay", operators: "operators"})
+        answer(discarded, "")
+        assert_true(example, instead={relay: "relay", operators: "operators"})
 
 
 @pytest.mark.slow  # runs what a page shows
-async def test_why_of_a_discarded_event_and_its_replays(shop: Database) -> None:
+def test_why_of_a_discarded_event_and_its_replays(shop: Database) -> None:
     """The numbers of the replays are those of the page."""
     example, _ = examples("why")
     query(shop, "delete from outbox.event where id > 1 returning 1")
@@ -166,15 +146,15 @@ async def test_why_of_a_discarded_event_and_its_replays(shop: Database) -> None:
     query(shop, "select setval(pg_get_serial_sequence('outbox.replay', 'id'), 2)")
     refuses = MemorySink(lambda _event, _attempt: REFUSED)
     sinks = (spec("crm"), MemorySink()), (spec("events"), refuses)
-    async with running(shop.dsn, *sinks, replay_client=Clients()):
-        await has(shop, "select from outbox.delivery where sink = 'events' and state = 'dead'")
+    with running(shop.dsn, *sinks, replay_client=Clients()):
+        has(shop, "select from outbox.delivery where sink = 'events' and state = 'dead'")
         discarded = "outbox-relay dead discard --sink events --reason 'wrong customer' --yes"
-        await asyncio.to_thread(answer, discarded, "")
+        answer(discarded, "")
         for number, sink in (3, "crm"), (4, "events"):
             assert start(shop, sink, since="PT1H") == number
-            await ended(shop, number)
+            ended(shop, number)
     [(uid,)] = query(shop, "select uid::text from outbox.event")
-    await asyncio.to_thread(assert_true, example, uid, instead={"  harness  ": "  relay-1:40213  "})
+    assert_true(example, uid, instead={"  harness  ": "  relay-1:40213  "})
 
 
 def test_why_lists_the_recorded_attempts(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

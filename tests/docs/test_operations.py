@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import shlex
@@ -20,9 +19,9 @@ from outbox_relay.admin.render import status_text
 from outbox_relay.domain.event import SHARDS, StoredEvent
 from outbox_relay.domain.log_events import LOG_EVENTS
 from outbox_relay.domain.outcomes import DELIVERED, Refused, Verdict
-from outbox_relay.relay import settler
-from outbox_relay.service.build import CONNECTIONS, CONNECTIONS_MAX, CONNECTIONS_PER_SINK, connections_for
-from outbox_relay.sinks.webhook.response import status_text as phrase_of
+from outbox_relay.relay import settle
+from outbox_relay.service.build import CONNECTIONS, REPLAY_CONNECTIONS, SINK_CONNECTIONS_MAX
+from outbox_relay.sinks.webhook.results import status_text as phrase_of
 from tests.docs.pages import PAGES, ROOT, blocks, commands, prose, text
 from tests.docs.parsing import COMMON, options, parse, parsers
 from tests.support.command import inside
@@ -33,12 +32,12 @@ from tests.support.receiver import Receiver
 from tests.support.relay_config import webhook_config
 from tests.support.relay_harness import RelayHarness, running, spec
 from tests.support.service import RelayService
-from tests.support.wait import auntil, becomes, until
+from tests.support.wait import becomes, until
 
 SECONDS = 30
 UID = "01a1fe9a-d7b3-795c-8af1-aa7f5518f66b"
 PAGE = "docs/operations.md"
-CHANGING = {"retry", "discard", "start", "pause", "remove", "rename", "rebase"}
+CHANGING = {"retry", "discard", "start", "pause", "remove", "rebase"}
 """Words of the commands that change something."""
 RECORDED = "select 1 from outbox.relay where config is not null"
 
@@ -61,14 +60,14 @@ def emit(conn: psycopg.Connection[Any], key: str = "order-1", uid: str | None = 
         return str(outbox.emit(conn, "order.created", {}, key=key, uid=None if uid is None else UUID(uid)))
 
 
-async def says(harness: RelayHarness, **wanted: object) -> None:
+def says(harness: RelayHarness, **wanted: object) -> None:
     """Wait until `status` says so of the sink."""
 
-    async def fact() -> bool:
-        found = (await status(harness.store))["sinks"]["crm"]
+    def fact() -> bool:
+        found = (status(harness.store))["sinks"]["crm"]
         return found | wanted == found
 
-    await auntil(fact, seconds=SECONDS, what=f"status says {wanted}")
+    until(fact, seconds=SECONDS, what=f"status says {wanted}")
 
 
 def uids(sink: MemorySink) -> list[str]:
@@ -120,7 +119,7 @@ def test_each_question_has_a_command_that_exists() -> None:
         part for part in text(PAGE).split("\n\n") if part.startswith("| question | command |\n|---|---|\n| how far")
     ]
     questions = table.splitlines()[2:]
-    assert len(questions) == 21
+    assert len(questions) == 20
     for question in questions:
         [line] = re.findall(r"`outbox-relay (.+?)` \|$", question)
         parse(shlex.split(line))
@@ -167,15 +166,15 @@ def test_events_are_erased_as_the_page_shows(database: Database) -> None:
 
 
 @pytest.mark.slow
-async def test_dead_letters_are_listed_retried_and_discarded(database: Database) -> None:
+def test_dead_letters_are_listed_retried_and_discarded(database: Database) -> None:
     asked: list[str] = []
 
     def script(event: StoredEvent, _attempt: int) -> Verdict:
         asked.append(event.uid)
         return Refused("no", 400) if event.uid == UID else DELIVERED
 
-    async def command(words: list[str]) -> str:
-        ended = await asyncio.to_thread(run_module, "outbox_relay", [*words, "--dsn", database.dsn], ROOT)
+    def command(words: list[str]) -> str:
+        ended = run_module("outbox_relay", [*words, "--dsn", database.dsn], ROOT)
         assert (ended.code, ended.err) == (0, ""), words
         return ended.out
 
@@ -183,28 +182,28 @@ async def test_dead_letters_are_listed_retried_and_discarded(database: Database)
     with database.connect() as conn:
         emit(conn, uid=UID)
         follower = emit(conn)
-    async with running(database.dsn, (spec("crm", hold=True), sink)) as harness:
-        await says(harness, dead=1, held=1)
+    with running(database.dsn, (spec("crm", hold=True), sink)) as harness:
+        says(harness, dead=1, held=1)
         for words in ASKED:
-            assert "no delivery matches" not in await command(words), words
+            assert "no delivery matches" not in command(words), words
         one, dry_run, many, discard = ACTED
-        assert await command(dry_run) == "1 dead delivery matches\n"
+        assert command(dry_run) == "1 dead delivery matches\n"
         for times, words in enumerate((one, many), 2):
-            assert await command(words) == "retried 1 delivery\n"
-            await becomes(lambda times=times: len(asked) == times, "the event is tried again")
-            await says(harness, dead=1, waiting=0)
+            assert command(words) == "retried 1 delivery\n"
+            becomes(lambda times=times: len(asked) == times, "the event is tried again")
+            says(harness, dead=1, waiting=0)
             assert asked == [UID] * times
-        assert await command(discard) == "discarded 1 delivery\n"
-        await says(harness, dead=0, backlog=0)
-        assert "discarded at" in await command(["why", UID])
-        assert "customer was deleted" in await command(["audit"])
+        assert command(discard) == "discarded 1 delivery\n"
+        says(harness, dead=0, backlog=0)
+        assert "discarded at" in command(["why", UID])
+        assert "customer was deleted" in command(["audit"])
     assert (uids(sink), asked) == ([follower], [UID] * 3 + [follower])
 
 
-async def test_a_sink_is_removed(database: Database) -> None:
-    async with running(database.dsn, (spec("crm"), MemorySink())) as harness:
-        await harness.owns_all()
-    await asyncio.to_thread(inside, "sinks", "remove", "crm", "--yes", "--dsn", database.dsn)
+def test_a_sink_is_removed(database: Database) -> None:
+    with running(database.dsn, (spec("crm"), MemorySink())) as harness:
+        harness.owns_all()
+    inside("sinks", "remove", "crm", "--yes", "--dsn", database.dsn)
     with database.connect(autocommit=True) as conn:
         for table in ("sink", "shard", "progress", "delivery"):
             assert conn.execute(f"select count(*) from outbox.{table}".encode()).fetchone() == (0,), table
@@ -213,9 +212,9 @@ async def test_a_sink_is_removed(database: Database) -> None:
 # -- what the pages explain ---------------------------------------------------------------------------------------
 
 
-async def test_every_figure_of_status_is_explained(database: Database) -> None:
-    async with running(database.dsn, (spec("crm"), MemorySink())) as harness:
-        found = await status(harness.store)
+def test_every_figure_of_status_is_explained(database: Database) -> None:
+    with running(database.dsn, (spec("crm"), MemorySink())) as harness:
+        found = status(harness.store)
     described = text("docs/commands.md").split("## status")[1].split("\n## ")[0]
     watched = prose(PAGE).split("## Watch")[1].split("\n## ")[0]
     for field in {*found["sinks"]["crm"], *found} - {"sinks"}:
@@ -227,12 +226,12 @@ async def test_every_figure_of_status_is_explained(database: Database) -> None:
 
 
 def test_the_figures_of_the_pages_are_those_of_the_code() -> None:
-    base, each, most = CONNECTIONS, CONNECTIONS_PER_SINK, CONNECTIONS_MAX
-    assert f"up to {base} + {each} for each sink, at most {most}" in text(PAGE)
-    assert f"{connections_for(2) + 1} with two sinks" in text(PAGE)
+    most = CONNECTIONS + SINK_CONNECTIONS_MAX + REPLAY_CONNECTIONS
+    assert f"up to {CONNECTIONS + 1} + 1 for each sink, at most {most}" in text(PAGE)
+    assert f"{CONNECTIONS + 4} with two sinks" in text(PAGE)
     guarantees = " ".join(text("docs/guarantees.md").split())
-    assert f"while {settler.MOST_EVENTS:,} events or {settler.MOST_BYTES >> 20} MiB of them are in flight" in guarantees
-    assert f"written at most {settler.FLUSH_SECONDS} s after the deliveries" in guarantees
+    assert f"while {settle.MOST_EVENTS:,} events or {settle.MOST_BYTES >> 20} MiB of them are in flight" in guarantees
+    assert f"written at most {settle.FLUSH_SECONDS} s after the deliveries" in guarantees
 
 
 SECTIONS = re.split(r"\n## ", text("docs/commands.md"))[1:]

@@ -28,7 +28,6 @@ TESTS = (
     "tests/integration/test_contrib_asyncpg.py",
     "tests/integration/test_contrib_django.py",
     "tests/integration/test_contrib_sqlalchemy.py",
-    "tests/integration/test_django_admin.py",
     "tests/integration/test_django_app.py",
     "tests/integration/test_emit_docs.py",
     "tests/integration/test_inbox_docs.py",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import Generator
 
 import pytest
 
@@ -13,11 +13,11 @@ from tests.support.roles import new_role
 
 
 @pytest.fixture
-async def books(database: Database) -> AsyncGenerator[Ledger]:
+def books(database: Database) -> Generator[Ledger]:
     """Yield a database with the sink `s` for every type, owned by one relay."""
-    async with ledger(database) as found:
-        await found.register(("s", ["*"], "beginning"))
-        await found.own("s")
+    with ledger(database) as found:
+        found.register(("s", ["*"], "beginning"))
+        found.own("s")
         yield found
 
 

@@ -14,7 +14,6 @@ from tests.support.sink_actions import register
 ACTIONS = [
     "select from outbox.discard_deliveries('{}', reason => 'x')",
     "select from outbox.drop_sink('s', false, 1, 'x', null)",
-    "select outbox.rename_sink('s', 't', 'x', null)",
     "select from outbox.seek_sink('s', 'now', 'x', null)",
 ]
 IDLE = "select set_config('idle_in_transaction_session_timeout', %s, false)"
@@ -57,7 +56,7 @@ def test_an_idle_transaction_ends_with_its_locks(database: Database) -> None:
 @pytest.mark.parametrize(
     "action",
     [
-        ACTIONS[3],
+        ACTIONS[-1],
         "select from outbox.preview_seek('s', 'now', 10, 5)",
         "select from outbox.preview_removal('s', 10, 5, 5)",
     ],

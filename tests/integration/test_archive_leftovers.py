@@ -41,7 +41,7 @@ def named(owner: Connection) -> set[str]:
     return {name for (names,) in owner.execute(NAMES, (date_ago(12),)).fetchall() for name in names}
 
 
-async def no_removal(*_: Any) -> list[str]:
+def no_removal(*_: Any) -> list[str]:
     """Remove nothing, as a bucket that forbids it does."""
     return []
 
@@ -64,7 +64,7 @@ def test_archives_that_cannot_be_removed_stay_named_until_they_are(
     assert named(owner) == folders(config)
 
 
-async def refuse(*_: Any) -> None:
+def refuse(*_: Any) -> None:
     """Fail as a parent process does that gives an archive up after it was written."""
     raise ArchiveFailed("here", "given up")
 
@@ -78,9 +78,9 @@ def test_an_archive_of_a_server_that_was_restarted_is_removed(
     with monkeypatch.context() as restarted:
         inner = Store.empty_day
 
-        async def again(self: Store, day: str, lease: int, events: int) -> str:
+        def again(self: Store, day: str, lease: int, events: int) -> str:
             owner.execute("update outbox.day set archived_on = 'another server', checked_on = 'another server'")
-            return await inner(self, day, lease, events)
+            return inner(self, day, lease, events)
 
         restarted.setattr(Store, "empty_day", again)
         assert run(config).json["emptied"] == []
@@ -90,28 +90,3 @@ def test_an_archive_of_a_server_that_was_restarted_is_removed(
     assert run(config).json["emptied"] == [date_ago(12)]
     assert first not in folders(config)
     assert named(owner) == folders(config)
-
-
-def test_an_archive_whose_process_fails_leaves_no_objects(
-    owner: Connection, config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    odd_events(owner)
-    inner = archiver.ProcessArchiver._run  # pyright: ignore[reportPrivateUsage]
-
-    async def fails(self: archiver.ProcessArchiver, task: Any, address: str) -> Any:
-        await inner(self, task, address)
-        raise ArchiveFailed("here", "its process ended")
-
-    monkeypatch.setattr(archiver.ProcessArchiver, "_run", fails)
-    assert run(config).code == 1
-    assert folders(config) == set()
-    assert len(named(owner)) == 1
-
-
-def test_a_row_keeps_the_names_of_the_newest_hundred(owner: Connection) -> None:
-    owner.execute("insert into outbox.day (day) values ('2026-01-01')")
-    for number in range(150):
-        name = f"/a/{number}"
-        owner.execute("update outbox.day set unfinished = outbox_internal.with_archive(unfinished, %s)", (name,))
-    [(names,)] = owner.execute("select unfinished from outbox.day").fetchall()
-    assert names == [f"/a/{number}" for number in range(50, 150)]

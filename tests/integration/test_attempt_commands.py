@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import time
 from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
@@ -11,36 +11,35 @@ import pytest
 from outbox_relay import admin
 from outbox_relay.domain.attempts import AttemptRecord
 from outbox_relay.domain.errors import NotFound
-from outbox_relay.relay.row_leases import new_row_lease
+from outbox_relay.relay.calls import new_row_lease
 from tests.support import books as owned
 from tests.support.command import Ended, inside
 from tests.support.database import Database
 from tests.support.ledger import Ledger
-from tests.support.sink_actions import lapse
 
 books = owned.books
 
 
-async def ask(database: Database, *arguments: str) -> Ended:
+def ask(database: Database, *arguments: str) -> Ended:
     """Run a command on `database`, which has an event loop of its own."""
-    return await asyncio.to_thread(inside, *arguments, "--dsn", database.dsn)
+    return inside(*arguments, "--dsn", database.dsn)
 
 
-async def three(books: Ledger, uid: str, event: int) -> None:
+def three(books: Ledger, uid: str, event: int) -> None:
     """Record three attempts of an event, the last of which delivered it."""
-    now = asyncio.get_running_loop().time()
+    now = time.monotonic()
     detail = {"code": "http_500", "answer": "oops"}
     failed = AttemptRecord(event, uid, 1, "failed", now - 90, 0.25, 500, "answered 500", detail)
     delivered = AttemptRecord(event, uid, 3, "delivered", now - 10, 0.0125, 204, None, {"partition": 3, "offset": 12})
     records = [delivered, failed._replace(number=2, ended_at=now - 50), failed]
-    await books.store.settle("s", books.relay, {}, [], {}, records=records, relay="here")
+    books.store.settle("s", books.relay, {}, [], {}, records=records, relay="here")
 
 
-async def test_attempts_are_listed_oldest_first(books: Ledger) -> None:
+def test_attempts_are_listed_oldest_first(books: Ledger) -> None:
     [event] = books.emit("k")
     uid = books.uid(event)
-    await three(books, uid, event)
-    found = await admin.attempts(books.store, UUID(uid))
+    three(books, uid, event)
+    found = admin.attempts(books.store, UUID(uid))
     assert found["uid"] == uid
     assert [(each["number"], each["outcome"]) for each in found["attempts"]] == [
         (1, "failed"),
@@ -60,47 +59,47 @@ async def test_attempts_are_listed_oldest_first(books: Ledger) -> None:
         "error": "answered 500",
         "detail": {"code": "http_500", "answer": "oops"},
     }
-    ended = await ask(books.database, "attempts", uid)
+    ended = ask(books.database, "attempts", uid)
     assert (ended.code, ended.err) == (0, "")
     header, one, _, three_ = ended.out.splitlines()
     assert header.split() == ["AT", "SINK", "ATTEMPT", "OUTCOME", "TOOK", "STATUS", "RELAY", "DETAILS"]
     assert one.split(maxsplit=1)[1] == "s     1        failed     250.0 ms  500     here   answered 500, answered: oops"
     assert three_.endswith("s     3        delivered  12.5 ms   204     here   partition 3, offset 12")
-    assert (await ask(books.database, "attempts", uid, "--json")).json == await admin.attempts(books.store, UUID(uid))
+    assert (ask(books.database, "attempts", uid, "--json")).json == admin.attempts(books.store, UUID(uid))
 
 
-async def test_without_a_record_the_setting_is_named_and_an_unknown_event_is_not_found(books: Ledger) -> None:
+def test_without_a_record_the_setting_is_named_and_an_unknown_event_is_not_found(books: Ledger) -> None:
     [event] = books.emit("k")
-    ended = await ask(books.database, "attempts", books.uid(event))
+    ended = ask(books.database, "attempts", books.uid(event))
     assert (ended.code, ended.err) == (0, "")
     assert "no attempt of this event is recorded" in ended.out
     assert "record_attempts" in ended.out
-    assert (await ask(books.database, "attempts", books.uid(event), "--json")).json["attempts"] == []
+    assert (ask(books.database, "attempts", books.uid(event), "--json")).json["attempts"] == []
     unknown = str(uuid4())
-    ended = await ask(books.database, "attempts", unknown)
+    ended = ask(books.database, "attempts", unknown)
     assert (ended.code, ended.out) == (3, "")
     assert unknown in ended.err
     with pytest.raises(NotFound):
-        await admin.attempts(books.store, UUID(unknown))
+        admin.attempts(books.store, UUID(unknown))
 
 
-async def test_attempts_outlast_the_log(books: Ledger) -> None:
+def test_attempts_outlast_the_log(books: Ledger) -> None:
     [event] = books.emit("k")
     uid = books.uid(event)
-    await three(books, uid, event)
+    three(books, uid, event)
     books.do("truncate outbox.event")
-    assert len((await admin.attempts(books.store, UUID(uid)))["attempts"]) == 3
+    assert len((admin.attempts(books.store, UUID(uid)))["attempts"]) == 3
 
 
-async def test_why_tells_when_an_event_was_delivered_and_what_came_before(books: Ledger) -> None:
-    await books.register(("t", ["*"], "beginning"))
-    books.do("update outbox.sink set named_at = named_at - interval '1 hour'")  # the attempts lie in the past
+def test_why_tells_when_an_event_was_delivered_and_what_came_before(books: Ledger) -> None:
+    books.register(("t", ["*"], "beginning"))
+    books.do("update outbox.sink set created_at = created_at - interval '1 hour'")  # the attempts lie in the past
     [event] = books.emit("k")
     uid = books.uid(event)
     for sink in ("s", "t"):
-        await books.catch_up(sink)
-    await three(books, uid, event)
-    found = await admin.why(books.store, UUID(uid))
+        books.catch_up(sink)
+    three(books, uid, event)
+    found = admin.why(books.store, UUID(uid))
     assert [each["number"] for each in found["sinks"]["s"]["attempts_recorded"]] == [1, 2, 3]
     assert found["sinks"]["t"] == {"state": "settled", "attempts_recorded": []}
     lines = admin.why_text(found).splitlines()
@@ -115,28 +114,17 @@ async def test_why_tells_when_an_event_was_delivered_and_what_came_before(books:
     assert timeline[3] == "t  delivered; no record was kept"
 
 
-async def test_why_shows_the_newest_attempts_of_each_sink(books: Ledger) -> None:
+def test_why_shows_the_newest_attempts_of_each_sink(books: Ledger) -> None:
     [event] = books.emit("k")
-    uid, now = books.uid(event), asyncio.get_running_loop().time()
+    uid, now = books.uid(event), time.monotonic()
     records = [AttemptRecord(event, uid, n, "failed", now - 1000 + n) for n in range(1, 121)]
-    await books.store.settle("s", books.relay, {}, [], {}, records=records, relay="here")
-    found = (await admin.why(books.store, UUID(uid)))["sinks"]["s"]["attempts_recorded"]
+    books.store.settle("s", books.relay, {}, [], {}, records=records, relay="here")
+    found = (admin.why(books.store, UUID(uid)))["sinks"]["s"]["attempts_recorded"]
     assert [each["number"] for each in found] == list(range(71, 121))
-    assert len((await admin.attempts(books.store, UUID(uid)))["attempts"]) == 120
+    assert len((admin.attempts(books.store, UUID(uid)))["attempts"]) == 120
 
 
-async def test_attempts_of_a_sink_that_was_renamed_count_for_its_new_name(books: Ledger) -> None:
-    [event] = books.emit("k")
-    uid, now = books.uid(event), asyncio.get_running_loop().time()
-    records = [AttemptRecord(event, uid, 1, "failed", now)]
-    await books.store.settle("s", books.relay, {}, [], {}, records=records, relay="here")
-    lapse(books.database)
-    books.do("select outbox.rename_sink('s', 't', 'tester', null)")
-    sinks = (await admin.why(books.store, UUID(uid)))["sinks"]
-    assert [each["number"] for each in sinks["t"]["attempts_recorded"]] == [1]
-
-
-async def test_running_shows_leased_rows_longest_first(books: Ledger) -> None:
+def test_running_shows_leased_rows_longest_first(books: Ledger) -> None:
     old, young, unknown, ended, waiting = books.emit("a", "b", "c", "d", None)
     now = datetime.now(UTC)
     for event, lease in (
@@ -145,18 +133,18 @@ async def test_running_shows_leased_rows_longest_first(books: Ledger) -> None:
         (unknown, uuid4()),
         (ended, new_row_lease(now)),
     ):
-        await books.park("s", books.row(event, due_in=0.0, lease=lease, lease_for=60.0, claims=1))
-    await books.park("s", books.row(waiting))
+        books.park("s", books.row(event, due_in=0.0, lease=lease, lease_for=60.0, claims=1))
+    books.park("s", books.row(waiting))
     books.do("update outbox.delivery set lease_until = now() - interval '1 s' where id = %s", ended)
     books.do("update outbox.delivery set state = 'held' where id = %s", young)
-    found = (await admin.running(books.store, 0.0))["running"]
+    found = (admin.running(books.store, 0.0))["running"]
     assert [each["uid"] for each in found] == [books.uid(unknown), books.uid(old), books.uid(young)]
     assert (found[0]["since"], found[0]["running_seconds"]) == (None, None)
     assert 99 < found[1]["running_seconds"] < 130
     assert (found[1]["relay"], found[1]["attempt"], found[1]["type"]) == ("here", 1, "test.event")
-    long = (await admin.running(books.store, 60.0))["running"]
+    long = (admin.running(books.store, 60.0))["running"]
     assert [each["uid"] for each in long] == [books.uid(unknown), books.uid(old)]
-    ended_command = await ask(books.database, "running", "--longer-than", "60")
+    ended_command = ask(books.database, "running", "--longer-than", "60")
     assert (ended_command.code, ended_command.err) == (0, "")
     header, *rows = ended_command.out.splitlines()
     assert header.split() == ["UID", "SINK", "TYPE", "KEY", "ATTEMPT", "RUNNING", "RELAY", "LEASE", "LEFT"]
@@ -164,46 +152,46 @@ async def test_running_shows_leased_rows_longest_first(books: Ledger) -> None:
     assert "unknown" in rows[0]
 
 
-async def test_running_shows_a_row_whose_owner_is_not_known(books: Ledger) -> None:
+def test_running_shows_a_row_whose_owner_is_not_known(books: Ledger) -> None:
     [event] = books.emit("a")
-    await books.park("s", books.row(event, due_in=0.0, lease=uuid4(), lease_for=60.0, claims=1))
+    books.park("s", books.row(event, due_in=0.0, lease=uuid4(), lease_for=60.0, claims=1))
     books.do("update outbox.delivery set owner = null where id = %s", event)
-    found = await ask(books.database, "running")
+    found = ask(books.database, "running")
     assert (found.code, found.err) == (0, "")
     assert "unknown" in found.out.splitlines()[1].split()[6]
 
 
-async def test_running_without_a_leased_row_says_so(database: Database) -> None:
-    ended = await ask(database, "running")
+def test_running_without_a_leased_row_says_so(database: Database) -> None:
+    ended = ask(database, "running")
     assert (ended.code, ended.err) == (0, "")
     assert "no delivery is running as a row" in ended.out
-    assert (await ask(database, "running", "--json")).json == {"running": []}
-    assert (await ask(database, "running", "--longer-than", "-1")).code == 2
-    assert (await ask(database, "running", "--longer-than", "inf")).code == 2
+    assert (ask(database, "running", "--json")).json == {"running": []}
+    assert (ask(database, "running", "--longer-than", "-1")).code == 2
+    assert (ask(database, "running", "--longer-than", "inf")).code == 2
 
 
-async def test_neither_command_shows_payloads_or_headers(database: Database) -> None:
+def test_neither_command_shows_payloads_or_headers(database: Database) -> None:
     with database.connect() as connection:
         connection.execute("""select outbox.emit('t', '"SECRET-P"', headers => '{"authorization": "SECRET-H"}')""")
         found = connection.execute("select uid::text from outbox.event").fetchone()
     assert found is not None
-    said = (await ask(database, "attempts", found[0], "--json")).out + (await ask(database, "running", "--json")).out
+    said = (ask(database, "attempts", found[0], "--json")).out + (ask(database, "running", "--json")).out
     assert "SECRET" not in said
 
 
-async def test_an_event_that_is_still_to_be_delivered_names_the_error_and_since_when(books: Ledger) -> None:
+def test_an_event_that_is_still_to_be_delivered_names_the_error_and_since_when(books: Ledger) -> None:
     [event] = books.emit("k")
     uid = books.uid(event)
     books.do(
         "update outbox.sink set circuit = 'open', circuit_since = now() - interval '45 minutes', "
         "last_error = 'Connection refused', last_error_at = now() - interval '10 s'"
     )
-    ended = await ask(books.database, "attempts", uid)
+    ended = ask(books.database, "attempts", uid)
     assert (ended.code, ended.err) == (0, "")
     assert ended.out.startswith("s: not delivered yet; counted attempts: 0; the destination has been down for 45 min")
     assert "attempts meanwhile are neither counted nor recorded; last error " in ended.out
     assert ended.out.endswith("s ago: Connection refused\n")
-    [outstanding] = (await ask(books.database, "attempts", uid, "--json")).json["outstanding"]
+    [outstanding] = (ask(books.database, "attempts", uid, "--json")).json["outstanding"]
     assert 2700 <= outstanding.pop("down_seconds") < 2760
     assert 10 <= outstanding.pop("error_seconds_ago") < 70
     assert outstanding == {
@@ -212,10 +200,10 @@ async def test_an_event_that_is_still_to_be_delivered_names_the_error_and_since_
     }  # fmt: skip
 
 
-async def test_a_row_that_failed_without_a_counted_attempt_names_its_own_error(books: Ledger) -> None:
+def test_a_row_that_failed_without_a_counted_attempt_names_its_own_error(books: Ledger) -> None:
     first, second = books.emit("k", "k")
-    await books.park("s", books.row(first, error="answered 502"), books.row(second, state="held"))
-    ended = await ask(books.database, "attempts", books.uid(first))
+    books.park("s", books.row(first, error="answered 502"), books.row(second, state="held"))
+    ended = ask(books.database, "attempts", books.uid(first))
     assert ended.out == "s: not delivered yet; counted attempts: 0; last error: answered 502\n"
-    ended = await ask(books.database, "attempts", books.uid(second))
+    ended = ask(books.database, "attempts", books.uid(second))
     assert f"s: not delivered yet, behind {books.uid(first)} of its key" in ended.out

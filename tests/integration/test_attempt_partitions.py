@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import UTC, datetime, timedelta
 
 import pytest
-import structlog
-from psycopg import errors, sql
+from psycopg import errors
 
 from outbox_relay.postgres.migrations import migrate
-from outbox_relay.relay.housekeeping import Housekeeping
+from tests.support.chores import doing
 from tests.support.database import Database, query
 from tests.support.days import one, retention
 from tests.support.deliveries import has
@@ -71,15 +69,6 @@ def test_partitions_are_made_ahead_and_each_finds_a_uid_by_its_index(database: D
     assert indexed == [(7,)]
 
 
-def test_no_partition_is_made_for_a_day_of_which_the_default_partition_has_an_attempt(database: Database) -> None:
-    ahead = datetime.now(UTC).replace(hour=12) + timedelta(days=5)
-    with database.connect(autocommit=True) as connection:
-        connection.execute(PUT.encode(), (ahead,))
-    assert query(database, "select outbox_internal.make_partitions(7, 'attempt')") == [(3,)]
-    assert name_of(ahead) not in {name for (name,) in query(database, PARTITIONS)}
-    assert query(database, "select count(*) from outbox.attempt") == [(1,)]
-
-
 def test_old_attempts_are_removed_a_step_at_a_time_and_young_ones_kept(database: Database) -> None:
     kept = [old_partition(database, days) for days in (14, 13, 1)]
     gone = [old_partition(database, days) for days in (16, 40)]
@@ -95,45 +84,6 @@ def test_old_attempts_are_removed_a_step_at_a_time_and_young_ones_kept(database:
     assert not names & set(gone)
 
 
-@pytest.mark.parametrize("change", ["keep_attempts_days = 0", "hold_until = now() + interval '1 hour'"])
-def test_everything_is_kept_without_a_number_of_days_or_while_the_clock_is_in_doubt(
-    database: Database, change: str
-) -> None:
-    old_partition(database, 4000)
-    assert trim(database, change) == 0
-    assert trim(database, "keep_attempts_days = 36500") == 0
-
-
-def test_one_session_at_a_time_makes_or_removes_partitions_and_none_waits(database: Database) -> None:
-    old_partition(database, 40)
-    with database.connect() as other:
-        other.execute("lock table only outbox.attempt in share update exclusive mode")
-        assert trim(database) == 0
-        assert query(database, "select outbox_internal.make_partitions(9, 'attempt')") == [(0,)]
-
-
-def test_a_partition_in_use_is_dropped_later(database: Database) -> None:
-    name = old_partition(database, 40)
-    with database.connect() as reader:
-        reader.execute(sql.SQL("select from outbox.{}").format(sql.Identifier(name)))
-        with pytest.raises(errors.LockNotAvailable):
-            trim(database)
-    assert trim(database) == 1
-
-
-def test_default_privileges_of_the_owner_give_no_attempt_away(empty_database: Database) -> None:
-    with new_role(empty_database, "curious") as curious:
-        with empty_database.connect(autocommit=True) as admin_connection:
-            admin_connection.execute(f"alter default privileges grant all on tables to {curious}, public".encode())
-        migrate(empty_database.dsn)
-        query(empty_database, "select outbox_internal.make_partitions(9, 'attempt')")
-        for (name,) in query(empty_database, PARTITIONS):
-            with empty_database.connect(user=curious) as connection, pytest.raises(errors.InsufficientPrivilege):
-                connection.execute(sql.SQL("select from outbox.{}").format(sql.Identifier(name)))
-        with empty_database.connect(autocommit=True) as admin_connection:
-            admin_connection.execute(f"alter default privileges revoke all on tables from {curious}, public".encode())
-
-
 def test_a_relay_adds_and_reads_attempts_and_changes_none(database: Database) -> None:
     with new_role(database, "relay") as relay:
         migrate(database.dsn, grant_relay=[relay])
@@ -146,17 +96,12 @@ def test_a_relay_adds_and_reads_attempts_and_changes_none(database: Database) ->
                 connection.execute("truncate outbox.attempt")
 
 
-async def test_a_relay_makes_partitions_that_are_missing(database: Database) -> None:
+def test_a_relay_makes_partitions_that_are_missing(database: Database) -> None:
     missing = name_of(datetime.now(UTC) + timedelta(days=2))
     with database.connect(autocommit=True) as connection:
         connection.execute(f"drop table outbox.{missing}".encode())
-    async with ledger(database) as books:
-        chores = asyncio.create_task(Housekeeping(books.store, structlog.get_logger("test")).run())
-        try:
-            await has(database, f"select 1 where to_regclass('outbox.{missing}') is not null")
-        finally:
-            chores.cancel()
-            await asyncio.wait({chores})
+    with ledger(database) as books, doing(books.store):
+        has(database, f"select 1 where to_regclass('outbox.{missing}') is not null")
 
 
 def test_a_pass_removes_attempts_that_are_older_than_the_policy(database: Database) -> None:

@@ -11,7 +11,7 @@ from tempfile import mkdtemp
 import pytest
 
 from outbox_relay.domain.outcomes import Failed
-from outbox_relay.relay import attempt_recorder
+from outbox_relay.relay import settle
 from tests.support import volume
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit, has
@@ -95,46 +95,44 @@ def full_tablespace(database: Database) -> Generator[None]:
 FAULTS = [trigger, constraint, no_partition, no_table, full_tablespace]
 
 
+@pytest.mark.fence("the database refuses the records of attempts")
 @BOTH
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-async def test_attempts_that_cannot_be_recorded_hold_up_no_delivery(
+def test_attempts_that_cannot_be_recorded_hold_up_no_delivery(
     database: Database, monkeypatch: pytest.MonkeyPatch, keeps_order: bool, fault: Fault
 ) -> None:
     """Goes red when a settlement is not written again without its records: the session would end each time."""
-    monkeypatch.setattr(attempt_recorder, "SUSPEND_SECONDS", 0.05)
+    monkeypatch.setattr(settle, "SUSPEND_SECONDS", 0.05)
     events = emit(database, ["a", "b", "a"])
     sink = MemorySink(fails(2, events[:1], Failed("not now", 500)), keeps_order=keeps_order)
-    with fault(database):
-        async with running(database.dsn, (spec("s", record_attempts="all"), sink)) as harness:
-            [relay] = harness.relays
-            relay.recorder._log = log = RecordedLog()  # pyright: ignore[reportPrivateUsage]
-            await delivered(sink, events)
-            await harness.settled()
-            assert relay.recorder.dropped == 5
-            assert query(database, "select count(*) from outbox.delivery") == [(0,)]
-            [(event, values)] = log.warnings
-            assert (event, values["dropped"] > 0) == ("attempts.dropped", True)
-
-
-async def test_attempts_are_recorded_again_once_they_can_be(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(attempt_recorder, "SUSPEND_SECONDS", 0.05)
-    sink = MemorySink(keeps_order=True)
-    async with running(database.dsn, (spec("s", record_attempts="all"), sink)) as harness:
-        [relay] = harness.relays
+    with fault(database), running(database.dsn, (spec("s", record_attempts="all"), sink)) as harness:
+        [relay] = harness.loops
         relay.recorder._log = log = RecordedLog()  # pyright: ignore[reportPrivateUsage]
-        await harness.owns_all()
+        delivered(sink, events)
+        harness.settled()
+        assert relay.recorder.dropped == 5
+        assert query(database, "select count(*) from outbox.delivery") == [(0,)]
+        [(event, values)] = log.warnings
+        assert (event, values["dropped"] > 0) == ("attempts.dropped", True)
+
+
+def test_attempts_are_recorded_again_once_they_can_be(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settle, "SUSPEND_SECONDS", 0.05)
+    sink = MemorySink(keeps_order=True)
+    with running(database.dsn, (spec("s", record_attempts="all"), sink)) as harness:
+        [relay] = harness.loops
+        relay.recorder._log = log = RecordedLog()  # pyright: ignore[reportPrivateUsage]
+        harness.owns_all()
         with trigger(database):
-            await delivered(sink, emit(database, ["a", "b"]))
-            await becomes(lambda: relay.recorder.dropped == 2, "both records are dropped")
+            delivered(sink, emit(database, ["a", "b"]))
+            becomes(lambda: relay.recorder.dropped == 2, "both records are dropped")
 
         def recorded_again() -> bool:
             emit(database, ["c"])
             return bool(query(database, "select from outbox.attempt"))
 
-        await becomes(recorded_again, "an attempt is recorded")
-        await has(database, "select from outbox.attempt")
-        await harness.settled()
+        becomes(recorded_again, "an attempt is recorded")
+        has(database, "select from outbox.attempt")
+        harness.settled()
     assert [event for _, event, _ in log.lines] == ["attempts.dropped", "attempts.recorded"]
     assert log.lines[-1][2] == {"dropped": relay.recorder.dropped}

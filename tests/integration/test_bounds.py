@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
-from collections.abc import Sequence
+import time
 from typing import Any
 
 import pytest
@@ -22,7 +20,7 @@ from tests.support.deliveries import add_waiting, delivered, emit, has, ids, in_
 from tests.support.memory_sink import BOTH, Late, MemorySink, fails
 from tests.support.relay_harness import RelayHarness, running, spec
 from tests.support.replays import Clients, ended, start
-from tests.support.wait import auntil
+from tests.support.wait import until
 
 NEVER_DEAD = RetryPolicy(attempts=10_000, base_seconds=0.02, max_seconds=0.1, jitter=0.2)
 LIVE = "select count(*) from outbox.delivery where state <> 'dead'"
@@ -38,212 +36,178 @@ def bad_fails(event: StoredEvent, _attempt: int) -> Verdict:
 # -- rows ---------------------------------------------------------------------------------------------------------
 
 
-async def counted_again(harness: RelayHarness) -> None:
+def counted_again(harness: RelayHarness) -> None:
     """Wait until the rows have been counted twice more, and so at least once more since they were full."""
     asked = harness.store.calls["count_parked"]
-    await auntil(
-        lambda: _is(harness.store.calls["count_parked"] > asked + 2), seconds=20, what="rows are counted again"
-    )
+    until(lambda: harness.store.calls["count_parked"] > asked + 2, seconds=20, what="rows are counted again")
 
 
+@pytest.mark.fence("the rows of a key that fails fill the disk")
 @BOTH
-async def test_a_key_that_fails_fills_no_more_rows_than_it_may_and_then_everything_comes_in_order(
+def test_a_key_that_fails_fills_no_more_rows_than_it_may_and_then_everything_comes_in_order(
     database: Database, keeps_order: bool
 ) -> None:
     late = Late()
     late.script = bad_fails
     sink = MemorySink(late, keeps_order=keeps_order)
     sink.max_batch = 20 if keeps_order else 1
-    async with running(database.dsn, (spec("s", parked_max=MOST, retry=NEVER_DEAD), sink)) as harness:
-        await harness.owns_all()
+    with running(database.dsn, (spec("s", parked_max=MOST, retry=NEVER_DEAD), sink)) as harness:
+        harness.owns_all()
         others = emit(database, ["bad", *(f"good-{n}" for n in range(30))])[1:]
-        await delivered(sink, others)
+        delivered(sink, others)
         wanted = emit(database, ["bad"] * 400 + [f"good-{n}" for n in range(30)])
-        [(error,)] = await has(database, FULL)
+        [(error,)] = has(database, FULL)
         assert error.startswith(f"{MOST} events wait as rows, and no more than that may (parked_max)")
-        await counted_again(harness)
+        counted_again(harness)
         [(rows,)] = query(database, LIVE)
         assert MOST <= rows <= MOST + sink.max_in_flight * sink.max_batch
-        found = (await status(harness.store))["sinks"]["s"]
+        found = status(harness.store)["sinks"]["s"]
         assert (found["last_error"], found["circuit"]) == (error, "closed")
         late.script = None
-        await delivered(sink, wanted)
-        await harness.settled()
+        delivered(sink, wanted)
+        harness.settled()
         assert harness.ended == []
     assert in_order(sink.delivered)
     assert len(ids(sink)) == len(set(ids(sink)))
     assert query(database, "select count(*) from outbox.delivery") == [(0,)]
 
 
+@pytest.mark.fence("the rows of a key that fails fill the disk")
 @pytest.mark.slow
-async def test_a_replay_fills_no_more_rows_than_its_sink_may_and_then_delivers_all(database: Database) -> None:
+def test_a_replay_fills_no_more_rows_than_its_sink_may_and_then_delivers_all(database: Database) -> None:
     """Goes red when ``parked_max`` of its sink is not the bound of a replay."""
     late = Late()
     late.script = bad_fails
     sink, clients = MemorySink(keeps_order=False), Clients(lambda: late, keeps_order=False)
     served = (spec("s", parked_max=MOST, retry=NEVER_DEAD), sink)
-    async with running(database.dsn, served, replay_client=clients) as harness:
+    with running(database.dsn, served, replay_client=clients) as harness:
         wanted = emit(database, ["bad"] * 400)
-        await delivered(sink, wanted)
-        await has(database, "select from outbox_internal.backlog('s', null, 1000, 5.0) where events = 0")
-        number = await asyncio.to_thread(start, database, since="PT1H")
-        await has(database, f"{LIVE} and sink = '~{number}' having count(*) >= {MOST}")
-        await counted_again(harness)
+        delivered(sink, wanted)
+        has(database, "select from outbox_internal.backlog('s', null, 1000, 5.0) where events = 0")
+        number = start(database, since="PT1H")
+        has(database, f"{LIVE} and sink = '~{number}' having count(*) >= {MOST}")
+        counted_again(harness)
         [(rows,)] = query(database, LIVE)
         assert MOST <= rows <= MOST + clients.made[0][1]
         late.script = None
-        await ended(database, number)
+        ended(database, number)
     assert sorted(clients.ids(number)) == wanted
 
 
-async def test_rows_that_stand_when_a_session_begins_count(database: Database) -> None:
+def test_rows_that_stand_when_a_session_begins_count(database: Database) -> None:
     late = Late()
     late.script = bad_fails
     emit(database, ["bad"] * 400)
     for _ in range(3):
         full = (spec("s", parked_max=MOST, retry=NEVER_DEAD), MemorySink(late, keeps_order=False))
         harness = RelayHarness(database.dsn, [full], expects={"handed_over"})
-        count_late(harness)
-        await harness.start()
-        await has(database, FULL)
+        harness.start()
+        has(database, FULL)
         query(database, "update outbox.sink set last_error = null returning 1")
-        await harness.stop()
+        harness.stop()
     [(rows,)] = query(database, LIVE)
     assert MOST <= rows <= MOST + 64
 
 
-def count_late(harness: RelayHarness) -> None:
-    """Let rows be counted only once every event is in hand or a row: what may be parked before that has been."""
-    count = harness.store.count_parked
-
-    async def standing(*arguments: Any, **options: Any) -> tuple[int, bool]:
-        await auntil(lambda: _is(harness.relays[0].in_hand > 0), seconds=20, what="events are in hand")
-        for _ in range(20):
-            await asyncio.sleep(0.01)  # a turn of the event loop, in which they would be parked
-        return await count(*arguments, **options)
-
-    harness.store.count_parked = standing  # type: ignore[method-assign]
-
-
 @BOTH
-async def test_rows_behind_a_dead_letter_that_holds_its_key_count_and_status_says_so(
+def test_rows_behind_a_dead_letter_that_holds_its_key_count_and_status_says_so(
     database: Database, keeps_order: bool
 ) -> None:
     late = Late()
     late.script = fails(1, None, Refused("never"))
     sink = MemorySink(late, keeps_order=keeps_order, holds=True)
     sink.max_batch = 20 if keeps_order else 1
-    async with running(database.dsn, (spec("s", parked_max=MOST, hold=True), sink)) as harness:
+    with running(database.dsn, (spec("s", parked_max=MOST, hold=True), sink)) as harness:
         emit(database, ["dead"])
-        await has(database, "select 1 from outbox.delivery where state = 'dead'")
+        has(database, "select 1 from outbox.delivery where state = 'dead'")
         late.script = None
         wanted = emit(database, ["dead"] * 400)
-        [(error,)] = await has(database, FULL)
+        [(error,)] = has(database, FULL)
         assert "behind a dead letter" in error
-        await counted_again(harness)
+        counted_again(harness)
         [(rows,)] = query(database, LIVE)
         assert MOST <= rows <= MOST + sink.max_in_flight * sink.max_batch
         query(database, "delete from outbox.delivery where state = 'dead' returning 1")
-        await delivered(sink, wanted)
-        await harness.settled()
+        delivered(sink, wanted)
+        harness.settled()
     assert in_order(sink.delivered)
 
 
-async def test_a_relay_whose_rows_are_full_gives_its_shards_up_when_it_stops(database: Database) -> None:
+def test_a_relay_whose_rows_are_full_gives_its_shards_up_when_it_stops(database: Database) -> None:
     late = Late()
     late.script = bad_fails
     sink = MemorySink(late, keeps_order=False)
     full = spec("s", parked_max=MOST, retry=NEVER_DEAD)
-    async with running(database.dsn, (full, sink), expects={"handed_over"}) as harness:
+    with running(database.dsn, (full, sink), expects={"handed_over"}) as harness:
         *wanted, good = emit(database, ["bad"] * 400 + ["good"])
-        await has(database, FULL)
-        await harness.stop()
+        has(database, FULL)
+        harness.stop()
     assert ids(sink) == [good]
     late.script = None
     again = MemorySink(late, keeps_order=False)
-    async with running(database.dsn, (spec("s", parked_max=MOST, retry=NEVER_DEAD), again)) as harness:
-        await delivered(again, wanted)
-        await harness.settled()
+    with running(database.dsn, (spec("s", parked_max=MOST, retry=NEVER_DEAD), again)) as harness:
+        delivered(again, wanted)
+        harness.settled()
     assert in_order(again.delivered)
 
 
-async def test_relays_that_share_a_sink_fill_no_more_rows_together_than_it_may_have(database: Database) -> None:
-    """Each counts the rows of all once a second, and between two counts its own."""
+def test_relays_that_share_a_sink_fill_no_more_rows_together_than_it_may_have(database: Database) -> None:
+    """Each counts the rows of all at most once a second, and between two counts its own."""
     late = Late()
     late.script = fails(10_000)
     sinks = [MemorySink(late, keeps_order=False, max_in_flight=4) for _ in range(2)]
     patient = RetryPolicy(attempts=10_000, base_seconds=3600.0, max_seconds=3600.0, jitter=0.0)
     full = spec("s", parked_max=MOST, retry=patient, circuit=CircuitPolicy(open_after=10_000))
     one, two = (running(database.dsn, (full, sink), lease_seconds=3) for sink in sinks)
-    async with one as first, two as second:
-        await auntil(lambda: _is(_halved(first, second)), seconds=30, what="both own half of the shards")
+    with one as first, two as second:
+        until(lambda: _halved(first, second), seconds=30, what="both own half of the shards")
         emit(database, [f"k{n}" for n in range(MOST - 10)])
-        await has(database, f"{LIVE} having count(*) = {MOST - 10}")
-        before = [harness.store.calls["count_parked"] for harness in (first, second)]
-        for harness, then in zip((first, second), before, strict=True):
-            await auntil(
-                lambda r=harness, b=then: _is(r.store.calls["count_parked"] > b + 1),
-                seconds=20,
-                what="it has counted the rows",
-            )
+        has(database, f"{LIVE} having count(*) = {MOST - 10}")
+        later = time.monotonic() + 1.1
+        until(lambda: time.monotonic() > later, seconds=5, what="the next counts are due")
         emit(database, [f"k{n}" for n in range(1000, 1400)])
         for harness in (first, second):
-            await auntil(lambda r=harness: _is(_full(r)), seconds=20, what="both are full and deliver nothing")
+            until(lambda r=harness: _full(r), seconds=20, what="both are full and deliver nothing")
         # A row that is written while it is counted counts twice until the next count.
-        await has(database, f"{LIVE} having count(*) >= {MOST}")
+        has(database, f"{LIVE} having count(*) >= {MOST}")
         [(rows,)] = query(database, LIVE)
         assert MOST <= rows <= MOST + 10 + sum(sink.max_in_flight for sink in sinks)
         assert [*first.ended, *second.ended] == []
 
 
 def _halved(*harnesses: RelayHarness) -> bool:
-    return {held for harness in harnesses for held in harness.lease_manager.held.values()} == {SHARDS // 2}
+    return {held for harness in harnesses for held in harness.keeper.held.values()} == {SHARDS // 2}
 
 
 def _full(harness: RelayHarness) -> bool:
-    session = harness.relays[0].session
-    return session is not None and session.context.parked_limit.full and not session.context.flows
-
-
-async def test_no_row_is_counted_while_none_stands(database: Database) -> None:
-    """An idle sink asks nothing more than it did: the first row that is made begins the counting."""
-    sink = MemorySink(keeps_order=False)
-    async with running(database.dsn, (spec("s"), sink)) as harness:
-        await harness.owns_all()
-        await has(database, "select 1")
-        for _ in range(3):
-            before = harness.store.calls["claim_rows"]
-            await delivered(sink, emit(database, [None] * 10))
-            await auntil(
-                lambda b=before: _is(harness.store.calls["claim_rows"] > b), seconds=10, what="a second passes"
-            )
-        assert harness.store.calls["count_parked"] == 1
+    session = harness.loops[0].session
+    return session is not None and session.outcomes.bound.full and not session.outcomes.flows
 
 
 # -- log lines ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_destination_that_is_down_is_no_log_line_for_each_event_or_probe(database: Database) -> None:
+def test_a_destination_that_is_down_is_no_log_line_for_each_event_or_probe(database: Database) -> None:
     late = Late()
     late.script = fails(10_000, None, Unavailable("connection refused"))
     sink = MemorySink(late, keeps_order=False)
     circuit = CircuitPolicy(open_after=1, probe_seconds=0.01, probe_max_seconds=0.01)
-    with capture_logs() as lines:
-        async with running(database.dsn, (spec("s", circuit=circuit), sink)) as harness:
-            await harness.owns_all()
-            before = len(lines)
-            emit(database, [None] * 500)
-            await auntil(lambda: _is(len(sink.attempts) > 60), seconds=30, what="it is probed")
-            assert harness.ended == []
-            assert len(lines) - before <= 1
-            assert query(database, "select count(*) from outbox.delivery") == [(0,)]
+    with capture_logs() as lines, running(database.dsn, (spec("s", circuit=circuit), sink)) as harness:
+        harness.owns_all()
+        before = len(lines)
+        emit(database, [None] * 500)
+        until(lambda: len(sink.attempts) > 60, seconds=30, what="it is probed")
+        assert harness.ended == []
+        assert len(lines) - before <= 1
+        assert query(database, "select count(*) from outbox.delivery") == [(0,)]
 
 
 # -- poison at the head -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fence("every probe is an event that always fails")
 @BOTH
-async def test_a_key_whose_first_event_fails_for_ever_does_not_keep_the_circuit_open(
+def test_a_key_whose_first_event_fails_for_ever_does_not_keep_the_circuit_open(
     database: Database, keeps_order: bool
 ) -> None:
     late = Late()
@@ -251,32 +215,16 @@ async def test_a_key_whose_first_event_fails_for_ever_does_not_keep_the_circuit_
     sink = MemorySink(late, keeps_order=keeps_order)
     circuit = CircuitPolicy(open_after=1, probe_seconds=0.02, probe_max_seconds=0.05)
     retry = RetryPolicy(attempts=4, base_seconds=0.05, max_seconds=0.1, jitter=0.0)
-    async with running(database.dsn, (spec("s", circuit=circuit, retry=retry), sink)) as harness:
-        await harness.owns_all()
+    with running(database.dsn, (spec("s", circuit=circuit, retry=retry), sink)) as harness:
+        harness.owns_all()
         wanted = emit(database, ["one"] * 20)
-        await auntil(lambda: _is(harness.relays[0].circuit != "closed"), seconds=10, what="the circuit opens")
+        until(lambda: harness.loops[0].circuit != "closed", seconds=10, what="the circuit opens")
         late.script = fails(999, wanted[:1])
-        await delivered(sink, wanted[1:])
+        delivered(sink, wanted[1:])
         assert query(database, "select id, state, attempts from outbox.delivery") == [(wanted[0], "dead", 4)]
-        await auntil(lambda: _is(harness.relays[0].circuit == "closed"), seconds=10, what="the circuit closes")
+        until(lambda: harness.loops[0].circuit == "closed", seconds=10, what="the circuit closes")
         assert harness.ended == []
     assert ids(sink) == wanted[1:]
-
-
-async def test_while_everything_is_answered_500_no_event_is_tried_before_its_delay(database: Database) -> None:
-    late = Late()
-    late.script = fails(9999)
-    sink = MemorySink(late, keeps_order=False)
-    circuit = CircuitPolicy(open_after=2, probe_seconds=0.01, probe_max_seconds=0.01)
-    retry = RetryPolicy(attempts=10, base_seconds=600.0, max_seconds=600.0, jitter=0.0)
-    async with running(database.dsn, (spec("s", circuit=circuit, retry=retry), sink)) as harness:
-        await harness.owns_all()
-        wanted = emit(database, [None] * 200)
-        await auntil(lambda: _is(len(set(sink.attempts)) == 200), seconds=30, what="each was a probe once")
-        await has(database, "select 1 from outbox.delivery where state = 'waiting' having count(*) = 200")
-        assert sorted(set(sink.attempts)) == wanted
-        assert max(Counter(sink.attempts).values()) <= 3, "under way when the circuit opened, then twice the probe"
-        assert query(database, "select distinct attempts from outbox.delivery") == [(1,)]
 
 
 # -- rows that cannot be delivered, and statements that are too large ----------------------------------------------
@@ -284,7 +232,7 @@ async def test_while_everything_is_answered_500_no_event_is_tried_before_its_del
 
 @BOTH
 @pytest.mark.parametrize("hold", [False, True])
-async def test_rows_that_no_relay_can_deliver_are_dead_with_their_reason_and_their_neighbours_flow(
+def test_rows_that_no_relay_can_deliver_are_dead_with_their_reason_and_their_neighbours_flow(
     database: Database, keeps_order: bool, hold: bool
 ) -> None:
     sink = MemorySink(keeps_order=keeps_order)
@@ -296,9 +244,9 @@ async def test_rows_that_no_relay_can_deliver_are_dead_with_their_reason_and_the
     add_waiting(database, 6, None, deliver_at="infinity")
     add_waiting(database, 7, None)
     add_waiting(database, 8, None, None)
-    async with running(database.dsn, (spec("s", hold=hold), sink)) as harness:
-        await delivered(sink, [1, 7] if hold else [1, 3, 7])
-        await has(database, "select 1 from outbox.delivery where state = 'dead' having count(*) = 5")
+    with running(database.dsn, (spec("s", hold=hold), sink)) as harness:
+        delivered(sink, [1, 7] if hold else [1, 3, 7])
+        has(database, "select 1 from outbox.delivery where state = 'dead' having count(*) = 5")
         assert harness.ended == []
     assert sorted(ids(sink)) == ([1, 7] if hold else [1, 3, 7])
     assert query(database, "select id, last_error, attempts from outbox.delivery where state = 'dead' order by id") == [
@@ -308,30 +256,19 @@ async def test_rows_that_no_relay_can_deliver_are_dead_with_their_reason_and_the
     ]
 
 
-def test_held_keys_come_in_steps_and_only_those_with_held_rows(database: Database) -> None:
-    for event in range(1, 31):
-        add_waiting(database, event, f"k{event % 10}")
-    query(database, "update outbox.delivery set state = 'held' where key > 'k3' returning 1")
-    query(database, "update outbox.delivery set state = 'dead' where key = 'k9' returning 1")
-    step = "select array_agg(key) from outbox_internal.held_keys('s', %s, 3)"
-    assert query(database, step, None) == [(["k4", "k5", "k6"],)]
-    assert query(database, step, "k6") == [(["k7", "k8"],)]
-    assert query(database, step, "k8") == [(None,)]
-
-
-async def test_held_rows_that_another_relay_left_behind_are_found_whatever_other_keys_stand(
+def test_held_rows_that_another_relay_left_behind_are_found_whatever_other_keys_stand(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each sweep looks at a few keys, and begins at the first again behind the last one."""
-    monkeypatch.setattr("outbox_relay.relay.parked_claims.MOST_KEYS", 3)
-    monkeypatch.setattr("outbox_relay.relay.parked_claims.POLL_SECONDS", 0.05)
+    monkeypatch.setattr("outbox_relay.relay.rows.MOST_KEYS", 3)
+    monkeypatch.setattr("outbox_relay.relay.rows.POLL_SECONDS", 0.05)
     for event in range(1, 31):
         add_waiting(database, event, f"k{event % 10}")
     query(database, "update outbox.delivery set state = 'held' returning 1")
     sink = MemorySink(keeps_order=False)
-    async with running(database.dsn, (spec("s"), sink)) as harness:
-        await delivered(sink, range(1, 31))
-        await harness.settled()
+    with running(database.dsn, (spec("s"), sink)) as harness:
+        delivered(sink, range(1, 31))
+        harness.settled()
     assert in_order(sink.delivered)
 
 
@@ -345,45 +282,29 @@ class Slow:
         store: Any = harness.store
         store.claim_rows, store.row_payload = self.claim_rows, self.row_payload
 
-    async def claim_rows(self, *given: Any, **more: Any) -> list[ClaimedRow]:
+    def claim_rows(self, *given: Any, **more: Any) -> list[ClaimedRow]:
         self.asked.append(given[4])
         live = "select 1 from outbox.delivery where id = %s and state <> 'dead'"
         if given[4] > self._most_rows or (more["most_payload"] and query(self._database, live, self._unreadable)):
             raise StatementFailed("canceling statement due to statement timeout", "57014")
-        return await self._claim(*given, **more)
+        return self._claim(*given, **more)
 
-    async def row_payload(self, sink: str, event: int, lease: Any) -> tuple[bytes | None, str | None] | None:
+    def row_payload(self, sink: str, event: int, lease: Any) -> tuple[bytes | None, str | None] | None:
         if event == self._unreadable:
             raise StatementFailed("canceling statement due to statement timeout", "57014")
-        return await self._payload(sink, event, lease)
+        return self._payload(sink, event, lease)
 
 
-@BOTH
-async def test_claims_that_run_out_of_time_get_smaller_and_grow_again(database: Database, keeps_order: bool) -> None:
-    sink = MemorySink(keeps_order=keeps_order)
-    async with running(database.dsn, (spec("s"), sink)) as harness:
-        slow = Slow(harness, database, 3)
-        for event in range(1, 41):
-            add_waiting(database, event, f"k{event % 5}")
-        await delivered(sink, range(1, 41), seconds=30)
-        await harness.settled()
-        assert harness.ended == []
-        assert max(slow.asked) > 3
-        assert min(slow.asked) <= 3
-    assert sorted(ids(sink)) == list(range(1, 41))
-    assert in_order(sink.delivered)
-
-
-async def test_a_row_whose_payload_cannot_be_read_is_dead_with_the_reason_and_its_neighbours_flow(
+def test_a_row_whose_payload_cannot_be_read_is_dead_with_the_reason_and_its_neighbours_flow(
     database: Database,
 ) -> None:
     sink = MemorySink()
     for event in range(1, 8):
         add_waiting(database, event, "k")
-    async with running(database.dsn, (spec("s"), sink)) as harness:
+    with running(database.dsn, (spec("s"), sink)) as harness:
         Slow(harness, database, 1, unreadable=4)
-        await delivered(sink, [1, 2, 3, 5, 6, 7], seconds=60)
-        await harness.settled()
+        delivered(sink, [1, 2, 3, 5, 6, 7], seconds=60)
+        harness.settled()
         assert harness.ended == []
     assert ids(sink) == [1, 2, 3, 5, 6, 7]
     assert query(database, "select id, state, last_error from outbox.delivery") == [
@@ -391,102 +312,27 @@ async def test_a_row_whose_payload_cannot_be_read_is_dead_with_the_reason_and_it
     ]
 
 
-async def test_a_row_above_the_ceiling_that_was_claimed_without_its_payload_names_the_ceiling(
-    database: Database,
-) -> None:
-    sink = MemorySink()
-    for event in range(1, 4):
-        add_waiting(database, event, None)
-    query(
-        database,
-        "update outbox.delivery set payload = convert_to(repeat('x', 2000000), 'UTF8') where id = 2 returning 1",
-    )
-    async with running(database.dsn, (spec("s"), sink)) as harness:
-        readable = harness.store.row_payload
-        Slow(harness, database, 1, unreadable=2)
-        harness.store.row_payload = readable  # type: ignore[method-assign]
-        await delivered(sink, [1, 3], seconds=60)
-        await harness.settled()
-        assert harness.ended == []
-    assert query(database, "select id, state, last_error from outbox.delivery") == [
-        (2, "dead", "payload has 2000000 bytes, more than the ceiling of 1048576")
-    ]
-
-
-async def test_settlements_that_run_out_of_time_are_written_in_smaller_ones_rows_before_positions(
-    database: Database,
-) -> None:
-    late = Late()
-    late.script = fails(1)
-    sink = MemorySink(late)
-    written: list[tuple[int, int]] = []
-    async with running(database.dsn, (spec("s", circuit=CircuitPolicy(open_after=1000)), sink)) as harness:
-        await harness.owns_all()
-        settle = harness.store.settle
-
-        async def slow(name: str, owner: Any, positions: Any, rows: Sequence[NewRow], epochs: Any, **more: Any) -> None:
-            if len(rows) > 10:
-                raise StatementFailed("canceling statement due to statement timeout", "57014")
-            written.append((len(rows), len(positions)))
-            await settle(name, owner, positions, rows, epochs, **more)
-
-        store: Any = harness.store
-        store.settle = slow
-        wanted = emit(database, [f"k{n}" for n in range(60)])
-        await delivered(sink, wanted)
-        await harness.settled()
-        assert harness.ended == []
-    first = next(place for place, (rows, _) in enumerate(written) if rows)
-    assert sum(rows for rows, _ in written) == 60
-    assert written[first][1] == 0, "a position before its rows"
-    assert sorted(ids(sink)) == wanted
-
-
-async def test_outcomes_of_rows_are_written_again_after_a_statement_failed(database: Database) -> None:
-    sink = MemorySink()
-    for event in range(1, 31):
-        add_waiting(database, event, None)
-    async with running(database.dsn, (spec("s"), sink)) as harness:
-        failures, done = [1, 2, 3], harness.store.delete_rows
-
-        async def slow(name: str, rows: Sequence[Any], **more: Any) -> dict[int, bool]:
-            if failures:
-                failures.pop()
-                raise StatementFailed("canceling statement due to lock timeout", "55P03")
-            return await done(name, rows, **more)
-
-        store: Any = harness.store
-        store.delete_rows = slow
-        await delivered(sink, range(1, 31))
-        await harness.settled()
-        assert harness.ended == []
-    assert sorted(ids(sink)) == list(range(1, 31))
-
-
-async def test_a_settlement_copies_a_payload_above_the_ceiling(database: Database) -> None:
+def test_a_settlement_copies_a_payload_above_the_ceiling(database: Database) -> None:
     """An event that is too large to be delivered keeps its copy as a dead letter: the log may be emptied."""
     large = 24 << 20
     late = Late()
     late.script = fails(1, None, Refused("never"))
-    async with running(database.dsn, (spec("s"), MemorySink(late))) as harness:
-        await harness.owns_all()
+    with running(database.dsn, (spec("s"), MemorySink(late))) as harness:
+        harness.owns_all()
         [event] = emit(database, [None])
-        await has(database, "select 1 from outbox.delivery where state = 'dead'")
+        has(database, "select 1 from outbox.delivery where state = 'dead'")
         query(database, "delete from outbox.delivery returning 1")
         query(database, "update outbox.event set payload = convert_to(repeat('x', %s), 'UTF8') returning 1", large)
         [(shard,)] = query(database, "select shard from outbox.event")
         epochs = harness.leases("s").epochs([shard])
         row = NewRow(event, shard, "dead", False, error="payload has too many bytes")
-        await harness.store.settle("s", harness.relay, {}, [row], epochs)
+        harness.store.settle("s", harness.relay, {}, [row], epochs)
     assert query(database, "select octet_length(payload) from outbox.delivery") == [(large,)]
 
 
-async def _is(fact: bool) -> bool:
-    return fact
-
-
+@pytest.mark.fence("a claim of rows has no answer")
 @BOTH
-async def test_rows_of_claims_whose_answer_is_lost_come_back_and_no_claim_is_counted(
+def test_rows_of_claims_whose_answer_is_lost_come_back_and_no_claim_is_counted(
     database: Database, keeps_order: bool
 ) -> None:
     """The claim took effect, as when its COMMIT waits for a standby; the relay had given it up."""
@@ -494,13 +340,13 @@ async def test_rows_of_claims_whose_answer_is_lost_come_back_and_no_claim_is_cou
     late.script = fails(1)
     sink = MemorySink(late, keeps_order=keeps_order)
     lost: set[int] = set()
-    async with running(database.dsn, (spec("s", retry=NEVER_DEAD), sink)) as harness:
-        await harness.owns_all()
+    with running(database.dsn, (spec("s", retry=NEVER_DEAD), sink)) as harness:
+        harness.owns_all()
         claim, times = harness.store.claim_rows, 0
 
-        async def claim_rows(*arguments: Any, **options: Any) -> list[ClaimedRow]:
+        def claim_rows(*arguments: Any, **options: Any) -> list[ClaimedRow]:
             nonlocal times
-            claimed = await claim(*arguments, **options)
+            claimed = claim(*arguments, **options)
             if claimed and times < 7:
                 times += 1
                 lost.update(row.claims for row in claimed)
@@ -509,8 +355,52 @@ async def test_rows_of_claims_whose_answer_is_lost_come_back_and_no_claim_is_cou
 
         harness.store.claim_rows = claim_rows  # type: ignore[method-assign]
         wanted = emit(database, ["a", "b", None])
-        await delivered(sink, wanted)
-        await harness.settled()
+        delivered(sink, wanted)
+        harness.settled()
         assert lost == {1}
         assert harness.ended == []
     assert query(database, "select count(*) from outbox.delivery") == [(0,)]
+
+
+@pytest.mark.fence("a claim or a settlement is too large for its time limit")
+@BOTH
+def test_claims_that_run_out_of_time_get_smaller_and_grow_again(database: Database, keeps_order: bool) -> None:
+    sink = MemorySink(keeps_order=keeps_order)
+    with running(database.dsn, (spec("s"), sink)) as harness:
+        slow = Slow(harness, database, 3)
+        for event in range(1, 41):
+            add_waiting(database, event, f"k{event % 5}")
+        delivered(sink, range(1, 41), seconds=30)
+        harness.settled()
+        assert harness.ended == []
+        assert max(slow.asked) > 3
+        assert min(slow.asked) <= 3
+    assert sorted(ids(sink)) == list(range(1, 41))
+    assert in_order(sink.delivered)
+
+
+@pytest.mark.fence("a claim or a settlement is too large for its time limit")
+def test_settlements_that_run_out_of_time_are_written_in_smaller_ones_rows_before_positions(database: Database) -> None:
+    late, written = Late(), list[tuple[int, int]]()
+    late.script = fails(1)
+    sink = MemorySink(late)
+    with running(database.dsn, (spec("s", circuit=CircuitPolicy(open_after=1000)), sink)) as harness:
+        harness.owns_all()
+        store: Any = harness.store
+        settle = store.settle
+
+        def slow(sink: str, owner: Any, positions: Any, rows: Any, epochs: Any, **more: Any) -> None:
+            if len(rows) > 10:
+                raise StatementFailed("canceling statement due to statement timeout", "57014")
+            written.append((len(rows), len(positions)))
+            settle(sink, owner, positions, rows, epochs, **more)
+
+        store.settle = slow
+        wanted = emit(database, [f"k{n}" for n in range(60)])
+        delivered(sink, wanted)
+        harness.settled()
+        assert harness.ended == []
+    first = next(place for place, (rows, _) in enumerate(written) if rows)
+    assert sum(rows for rows, _ in written) == 60
+    assert written[first][1] == 0, "a position before its rows"
+    assert sorted(ids(sink)) == wanted

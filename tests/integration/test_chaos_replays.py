@@ -11,21 +11,21 @@ from tests.support.replay_ledger import ReplayLedger
 from tests.support.replays import start, tend
 
 
-async def test_the_judge_finds_exceptions_and_rows_that_are_no_longer_there(database: Database) -> None:
+def test_the_judge_finds_exceptions_and_rows_that_are_no_longer_there(database: Database) -> None:
     """Goes red when the judge sees only the rows and the exceptions that are left at the end."""
-    async with ledger(database) as found:
+    with ledger(database) as found:
         books = ReplayLedger(database, found.store)
         events = books.emit("a", "b", "c", "d")
         with database.connect() as connection:
             connection.execute(days.PREPARE.encode())  # from now on, events may be of a day in the past
-        await books.register(("s", ["*"], "now"))
-        await books.own("s")
+        books.register(("s", ["*"], "now"))
+        books.own("s")
         replays.prepare(database.dsn)
-        await books.park("s", books.row(events[1]))
+        books.park("s", books.row(events[1]))
         books.do("delete from outbox.delivery")
         start(database, since="PT1H")
-        epochs = await books.claim()
-        await books.settle(epochs, events[-1], 3, books.row(events[2], "dead"), passed_by={events[1]: "row"})
+        epochs = books.claim()
+        books.settle(epochs, events[-1], 3, books.row(events[2], "dead"), passed_by={events[1]: "row"})
         tend(database)
         uids = [UUID(books.uid(event_id)).bytes for event_id in events]
         books.do("delete from outbox.replay_exception")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from outbox_relay.relay.sink_report import CLIENT
+from outbox_relay.relay.report import CLIENT
 from tests.support.command import inside, outbox_relay
 from tests.support.database import Database, query
 from tests.support.deliveries import has
@@ -20,7 +20,7 @@ from tests.support.receiver.answers import say
 from tests.support.receiver.certificates import Authority
 from tests.support.relay_harness import running, spec
 from tests.support.service import RelayService
-from tests.support.wait import auntil, until
+from tests.support.wait import until
 
 CONFIG = """
 [database]
@@ -136,20 +136,16 @@ def test_why_a_token_endpoint_gives_no_token_is_shown(database: Database, tmp_pa
     assert "hunter2" not in check.err
 
 
-async def test_errors_of_events_and_open_circuits_are_left_alone(database: Database) -> None:
+def test_errors_of_events_and_open_circuits_are_left_alone(database: Database) -> None:
     sink, other = MemorySink(), MemorySink()
-    async with running(database.dsn, (spec("s"), sink), (spec("other"), other)) as harness:
-        await harness.owns_all()
+    with running(database.dsn, (spec("s"), sink), (spec("other"), other)) as harness:
+        harness.owns_all()
         sink.trouble = "refused\nfor tests"
-        await has(database, f"{KNOWN} where name = 's' and last_error = 'client: refused for tests'")
+        has(database, f"{KNOWN} where name = 's' and last_error = 'client: refused for tests'")
         query(database, "update outbox.sink set last_error = 'answered 503' where name = 's' returning 1")
         query(database, "update outbox.sink set circuit = 'open', last_error = 'down' where name = 'other' returning 1")
         calls = harness.store.calls["record_trouble"]
         sink.trouble, other.trouble = None, "refused"
-
-        async def recorded() -> bool:
-            return harness.store.calls["record_trouble"] >= calls + 2
-
-        await auntil(recorded, seconds=10, what="both changes are recorded")
+        until(lambda: harness.store.calls["record_trouble"] >= calls + 2, seconds=10, what="both changes are recorded")
     assert query(database, f"{KNOWN} where name = 's'") == [("closed", "answered 503")]
     assert query(database, f"{KNOWN} where name = 'other'") == [("open", "down")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import psycopg
@@ -20,9 +19,9 @@ from tests.support.deliveries import delivered, emit, has, ids
 from tests.support.ledger import ledger
 from tests.support.memory_sink import MemorySink
 from tests.support.ports import free_port
-from tests.support.relay_harness import RelayHarness, running, spec
+from tests.support.relay_harness import RelayHarness, owns, running, spec
 from tests.support.service import RelayService
-from tests.support.wait import auntil, until
+from tests.support.wait import until
 
 SHORT_LEASE = 1.5
 NARROW = spec("s", patterns=("a",), types=("a",))
@@ -70,7 +69,6 @@ def do(database: Database, statement: str) -> None:
         "truncate outbox.sink cascade",
         "select outbox.drop_sink('s', true, 1000, null, null)",
         "select outbox.rebase()",
-        "select outbox.rename_sink('s', 'new', 'tester', null)",
         "select outbox.seek_sink('s', 'beginning', 'tester', null)",
         """select outbox.start_replay('{"sink": "s", "since": "PT1H"}', null, null, 'tester', null)""",
     ],
@@ -100,22 +98,22 @@ def test_a_generation_is_never_given_out_again(database: Database) -> None:
     assert seen == sorted(set(seen))
 
 
-async def test_removal_and_registration_between_two_ticks_are_seen(database: Database) -> None:
+def test_removal_and_registration_between_two_ticks_are_seen(database: Database) -> None:
     """Goes red with the sum of the generations, which both together leave as it was."""
     register(database, "other", '["zz"]')
     old, new = MemorySink(), MemorySink()
-    async with running(database.dsn, (NARROW, old)) as older:
-        await older.owns_all()
-        await delivered_all(emit_as(database, "a", 1), old)
-        older.tasks[0].cancel()  # ownership: it would look by itself
+    with running(database.dsn, (NARROW, old)) as older:
+        older.owns_all()
+        delivered_all(emit_as(database, "a", 1), old)
+        older.keeper.end()  # it would look by itself
         with database.connect() as connection:
             connection.execute("delete from outbox.sink where name = 'other'")
             connection.execute(
                 """select outbox_internal.register_sinks('[{"name":"s","patterns":["a","b"]}]', 0, '3:3:', 3)"""
             )
         wanted = emit_as(database, "b", 20)
-        async with running(database.dsn, (WIDE, new)):
-            await delivered_all(wanted, old, new)
+        with running(database.dsn, (WIDE, new)):
+            delivered_all(wanted, old, new)
 
 
 def emit_as(database: Database, type_: str, count: int) -> list[int]:
@@ -130,55 +128,58 @@ def emit_as(database: Database, type_: str, count: int) -> list[int]:
     return made
 
 
-async def delivered_all(wanted: list[int], *sinks: MemorySink, seconds: float = 30) -> None:
+def delivered_all(wanted: list[int], *sinks: MemorySink, seconds: float = 30) -> None:
     """Wait until each of `wanted` was delivered to one of `sinks`."""
 
-    async def fact() -> bool:
+    def fact() -> bool:
         return not set(wanted) - {i for sink in sinks for i in ids(sink)}
 
-    await auntil(fact, seconds=seconds, what=f"{len(wanted)} events are delivered")
+    until(fact, seconds=seconds, what=f"{len(wanted)} events are delivered")
 
 
 # -- removed sinks --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("removal", REMOVALS.values(), ids=list(REMOVALS))
-async def test_a_sink_removed_under_load_and_added_again_from_the_beginning_skips_nothing(
+def test_a_sink_removed_under_load_and_added_again_from_the_beginning_skips_nothing(
     database: Database, removal: str
 ) -> None:
     old, new = MemorySink(), MemorySink()
     # It ends after the other relay, and may see that none serves the sink's newer generation any more.
-    async with running(database.dsn, (spec("s"), old), lease_seconds=SHORT_LEASE, expects={"reload"}) as serving:
-        await serving.owns_all()
+    with running(
+        database.dsn, (spec("s"), old), lease_seconds=SHORT_LEASE, expects={"reload", "lease_lost"}
+    ) as serving:
+        serving.owns_all()
         before = emit(database, [f"k{n}" for n in range(20)])
-        await delivered(old, before)
-        await asyncio.to_thread(do, database, removal)
+        delivered(old, before)
+        do(database, removal)
         during = emit(database, [f"k{n}" for n in range(20)])
-        async with running(database.dsn, (spec("s"), new), lease_seconds=SHORT_LEASE) as again:
-            await again.ticker.refresh()
+        with running(database.dsn, (spec("s"), new), lease_seconds=SHORT_LEASE) as again:
+            again.owns_all()
             after = emit(database, [f"k{n}" for n in range(20)])
-            await delivered_all([*before, *during, *after], new, old)
-            await has(database, "select 1 from outbox_internal.backlog('s', null, 1000, 5.0) where events = 0")
+            delivered_all([*before, *during, *after], new, old)
+            has(database, "select 1 from outbox_internal.backlog('s', null, 1000, 5.0) where events = 0")
     assert set(before) <= set(ids(new)) | {i for i in ids(old) if ids(old).count(i) > 1}, "from the beginning"
 
 
-async def test_nothing_that_an_old_relay_writes_of_a_removed_sink_counts(database: Database) -> None:
-    async with ledger(database) as old, ledger(database) as new:
-        await old.register(("s", ["*"], "beginning"))
-        await old.own("s")
+@pytest.mark.fence("positions of a removed sink count for a new one of its name")
+def test_nothing_that_an_old_relay_writes_of_a_removed_sink_counts(database: Database) -> None:
+    with ledger(database) as old, ledger(database) as new:
+        old.register(("s", ["*"], "beginning"))
+        old.own("s")
         wanted = old.emit(*(f"k{n}" for n in range(20)))
         for _ in range(5):
-            await old.store.reclaim_shards("s", old.relay, 60.0)
-        end = Position(await old.tick())
+            old.store.reclaim_shards("s", old.relay, 60.0)
+        end = Position(old.tick())
         old.know_epochs("s")
-        await old.park("s", old.row(wanted[0]))
+        old.park("s", old.row(wanted[0]))
         old.do("select outbox.drop_sink('s', true, 1000, null, null)")
-        await old.place("s", end)
+        old.place("s", end)
         with pytest.raises(LeaseLost):
-            await old.park("s", old.row(wanted[1]))
-        await new.register(("s", ["*"], "beginning"))
-        await old.place("s", end)
-        assert await old.own("s") == [], "of the generation that it knows there is none any more"
+            old.park("s", old.row(wanted[1]))
+        new.register(("s", ["*"], "beginning"))
+        old.place("s", end)
+        assert old.own("s") == [], "of the generation that it knows there is none any more"
         [found] = new.query("select events, exact from outbox_internal.backlog('s', null, 1000, 5.0)")
         assert found == (20, True)
         assert new.query("select 1 from outbox.delivery") == []
@@ -206,101 +207,92 @@ def test_a_sink_that_is_not_there_cannot_be_removed(database: Database) -> None:
     assert query(database, "select count(*) from outbox.shard") == [(SHARDS,)]
 
 
-async def test_a_relay_whose_sink_was_removed_says_so_and_serves_it_when_it_is_back(database: Database) -> None:
+def test_a_relay_whose_sink_was_removed_says_so_and_serves_it_when_it_is_back(database: Database) -> None:
     sink = MemorySink()
-    async with running(
+    with running(
         database.dsn, (spec("s"), sink), lease_seconds=SHORT_LEASE, expects={"lease_lost", "reload"}
     ) as harness:
-        await harness.owns_all()
+        harness.owns_all()
         do(database, REMOVALS["function"])
-        await auntil(lambda: _removed(harness), seconds=10, what="the removal is noticed")
+        until(lambda: _removed(harness), seconds=10, what="the removal is noticed")
         register(database, "s", '["*"]', "beginning")
-        await delivered(sink, emit(database, ["a"]))
-        assert not harness.leases("s").removed
+        delivered(sink, emit(database, ["a"]))
+        assert not harness.leases("s").missing
 
 
-async def _removed(harness: RelayHarness) -> bool:
-    return harness.leases("s").removed
+def _removed(harness: RelayHarness) -> bool:
+    return harness.leases("s").missing
 
 
 # -- relays that come and go ----------------------------------------------------------------------------------------
 
 
-async def owns(harness: RelayHarness, count: int, seconds: float = 20) -> None:
-    """Wait until `harness` owns `count` shards."""
-
-    async def fact() -> bool:
-        return harness.lease_manager.held["s"] == count
-
-    await auntil(fact, seconds=seconds, what=f"{count} shards are owned")
-
-
-async def test_the_configuration_of_relays_that_stay_wins_over_that_of_one_that_has_gone(database: Database) -> None:
+def test_the_configuration_of_relays_that_stay_wins_over_that_of_one_that_has_gone(database: Database) -> None:
     """During a rolling deployment an old process starts once more, and is then replaced."""
     new = MemorySink()
-    async with running(database.dsn, (WIDE, new), lease_seconds=SHORT_LEASE, expects={"reload"}) as stays:
-        await owns(stays, SHARDS)
+    with running(database.dsn, (WIDE, new), lease_seconds=SHORT_LEASE, expects={"reload"}) as stays:
+        owns(stays, SHARDS)
         old = RelayHarness(database.dsn, [(NARROW, MemorySink())], lease_seconds=SHORT_LEASE)
-        await old.start()
-        await owns(old, SHARDS)
-        await owns(stays, 0)
-        await old.stop()
+        old.start()
+        owns(old, SHARDS)
+        owns(stays, 0)
+        old.stop()
         wanted = emit_as(database, "b", 3)
-        await delivered_all(wanted, new)
+        delivered_all(wanted, new)
         assert query(database, "select patterns from outbox.sink") == [(["a", "b"],)]
 
 
-async def test_two_configurations_that_are_alive_do_not_take_turns(database: Database) -> None:
-    async with (
+def test_two_configurations_that_are_alive_do_not_take_turns(database: Database) -> None:
+    with (
         running(database.dsn, (NARROW, MemorySink()), lease_seconds=SHORT_LEASE) as older,
         running(database.dsn, (WIDE, MemorySink()), lease_seconds=SHORT_LEASE) as newer,
     ):
-        await owns(newer, SHARDS)
-        await owns(older, 0)
+        owns(newer, SHARDS)
+        owns(older, 0)
         before = config(database)
-        await renewals(older, 8)
+        renewals(older, 8)
         assert config(database) == before
-        assert (older.lease_manager.held["s"], newer.lease_manager.held["s"]) == (0, SHARDS)
+        assert (older.keeper.held["s"], newer.keeper.held["s"]) == (0, SHARDS)
 
 
-async def test_a_paused_sink_is_not_taken_for_one_that_no_relay_serves(database: Database) -> None:
-    async with (
+def test_a_paused_sink_is_not_taken_for_one_that_no_relay_serves(database: Database) -> None:
+    with (
         running(database.dsn, (NARROW, MemorySink()), lease_seconds=SHORT_LEASE) as older,
         running(database.dsn, (WIDE, MemorySink()), lease_seconds=SHORT_LEASE) as newer,
     ):
-        await owns(newer, SHARDS)
+        owns(newer, SHARDS)
         do(database, "update outbox.sink set paused = true")
-        await owns(newer, 0)
+        owns(newer, 0)
         before = config(database)
-        await renewals(older, 8)
+        renewals(older, 8)
         assert config(database) == before
         do(database, "update outbox.sink set paused = false")
-        await owns(newer, SHARDS)
+        owns(newer, SHARDS)
         assert config(database) == before
 
 
-async def renewals(harness: RelayHarness, count: int) -> None:
+def renewals(harness: RelayHarness, count: int) -> None:
     """Wait until `harness` has renewed its leases so often."""
     start = harness.store.calls["heartbeat"]
 
-    async def fact() -> bool:
+    def fact() -> bool:
         return harness.store.calls["heartbeat"] - start >= count
 
-    await auntil(fact, seconds=60, what=f"{count} renewals")
+    until(fact, seconds=60, what=f"{count} renewals")
 
 
-async def test_a_relay_does_not_take_back_what_another_has_registered_meanwhile(database: Database) -> None:
-    async with ledger(database) as books:
-        known = (await books.store.register_sinks([("s", ["a"], None)], await books.tick()))["s"]
-        newer = (await books.store.register_sinks([("s", ["b"], None)], await books.tick()))["s"]
-        tick = await books.tick()
-        assert await books.store.reregister_sink("s", ["a"], known, tick) is None
+def test_a_relay_does_not_take_back_what_another_has_registered_meanwhile(database: Database) -> None:
+    with ledger(database) as books:
+        known = (books.store.register_sinks([("s", ["a"], None)], books.tick()))["s"]
+        newer = (books.store.register_sinks([("s", ["b"], None)], books.tick()))["s"]
+        tick = books.tick()
+        assert books.store.reregister_sink("s", ["a"], known, tick) is None
         assert books.query("select patterns, generation from outbox.sink") == [(["b"], newer)]
-        assert await books.store.reregister_sink("s", ["b"], known, tick) == newer
-        again = await books.store.reregister_sink("s", ["a"], newer, tick)
+        assert books.store.reregister_sink("s", ["b"], known, tick) == newer
+        again = books.store.reregister_sink("s", ["a"], newer, tick)
         assert again is not None
         assert again > newer
-        assert await books.store.reregister_sink("gone", ["a"], newer, tick) is None
+        assert books.store.reregister_sink("gone", ["a"], newer, tick) is None
         assert books.query("select count(*) from outbox.sink") == [(1,)]
 
 
@@ -316,70 +308,70 @@ alter table outbox.progress enable trigger user;
 LOST_SHARDS = "select id from outbox.event where (shard in (3, 7)) = %s order by id"
 
 
-async def test_shards_without_a_position_are_not_served_and_are_named(database: Database) -> None:
-    async with ledger(database) as books:
-        await books.register(("s", ["*"], "beginning"))
+def test_shards_without_a_position_are_not_served_and_are_named(database: Database) -> None:
+    with ledger(database) as books:
+        books.register(("s", ["*"], "beginning"))
         books.emit(*"abc")
         do(database, LOSE)
-        assert await books.store.missing_positions() == {"s": list(range(SHARDS))}
-        await books.place("s", Position(await books.tick()), range(60))
-        assert await books.store.missing_positions() == {"s": [60, 61, 62, 63]}
+        assert books.store.missing_positions() == {"s": list(range(SHARDS))}
+        books.place("s", Position(books.tick()), range(60))
+        assert books.store.missing_positions() == {"s": [60, 61, 62, 63]}
         with pytest.raises(PositionsMissing, match=r"sink s: 4 of its shards .*\(60, 61, 62, 63\).*rebase"):
-            await books.store.positions("s", range(SHARDS))
-        assert set(await books.store.positions("s", range(60))) == set(range(60))
+            books.store.positions("s", range(SHARDS))
+        assert set(books.store.positions("s", range(60))) == set(range(60))
 
 
-async def test_shards_whose_rows_were_deleted_are_named_and_their_events_come_after_a_rebase(
+def test_shards_whose_rows_were_deleted_are_named_and_their_events_come_after_a_rebase(
     database: Database,
 ) -> None:
     before, after = MemorySink(), MemorySink()
-    async with ledger(database) as books:
-        await books.register(("s", ["*"], "beginning"))
+    with ledger(database) as books:
+        books.register(("s", ["*"], "beginning"))
         books.emit(*map(str, range(200)))
         do(database, "delete from outbox.shard where shard in (3, 7)")
         lost, others = ([event for (event,) in books.query(LOST_SHARDS, wanted)] for wanted in (True, False))
         assert lost
-        async with running(database.dsn, (spec("s"), before)) as harness:
-            await delivered(before, others)
-            await harness.stop()
-        assert await books.store.missing_positions() == {"s": [3, 7]}
-        found = await status(books.store)
+        with running(database.dsn, (spec("s"), before)) as harness:
+            delivered(before, others)
+            harness.stop()
+        assert books.store.missing_positions() == {"s": [3, 7]}
+        found = status(books.store)
         assert "2 shards without a position" in status_text(found)
         rebase(database.dsn)
-        assert await books.store.missing_positions() == {}
-        async with running(database.dsn, (spec("s"), after)):
-            await delivered(after, lost)
+        assert books.store.missing_positions() == {}
+        with running(database.dsn, (spec("s"), after)):
+            delivered(after, lost)
     assert not set(lost) & set(ids(before))
 
 
-async def test_status_says_that_positions_are_missing_and_counts_the_log(database: Database) -> None:
-    async with ledger(database) as books:
-        await books.register(("s", ["*"], "beginning"))
+def test_status_says_that_positions_are_missing_and_counts_the_log(database: Database) -> None:
+    with ledger(database) as books:
+        books.register(("s", ["*"], "beginning"))
         books.emit(*"abc")
-        await books.catch_up("s")
+        books.catch_up("s")
         do(database, LOSE)
-        found = await status(books.store)
+        found = status(books.store)
         assert (found["sinks"]["s"]["missing_positions"], found["sinks"]["s"]["backlog"]) == (SHARDS, 3)
         assert "64 shards without a position" in status_text(found)
 
 
-async def test_a_relay_does_not_serve_shards_without_a_position_until_rebase_gives_them_one(database: Database) -> None:
+def test_a_relay_does_not_serve_shards_without_a_position_until_rebase_gives_them_one(database: Database) -> None:
     sink = MemorySink()
-    async with ledger(database) as books:
-        await books.register(("s", ["*"], "beginning"))
+    with ledger(database) as books:
+        books.register(("s", ["*"], "beginning"))
         wanted = books.emit(*"abc")
         do(database, LOSE)
         harness = RelayHarness(database.dsn, [(spec("s"), sink)], expects={"database_refused"})
-        await harness.start()
-        await auntil(lambda: _faulty(harness), seconds=10, what="the relay finds that positions are missing")
-        assert "no position" in str(harness.relays[0].fault)
-        await harness.crash()
+        harness.start()
+        until(lambda: _faulty(harness), seconds=10, what="the relay finds that positions are missing")
+        assert "no position" in str(harness.loops[0].fault)
+        harness.crash()
         assert ids(sink) == []
         do(database, "delete from outbox.relay")
         rebase(database.dsn)
-        assert await books.store.missing_positions() == {}
-        async with running(database.dsn, (spec("s"), sink)):
-            await delivered(sink, wanted)
+        assert books.store.missing_positions() == {}
+        with running(database.dsn, (spec("s"), sink)):
+            delivered(sink, wanted)
 
 
 WEBHOOK = """
@@ -429,5 +421,5 @@ def _fault(relay: RelayService) -> str:
     return str(body and body["sinks"].get("s", {}).get("fault"))
 
 
-async def _faulty(harness: RelayHarness) -> bool:
-    return harness.relays[0].fault is not None
+def _faulty(harness: RelayHarness) -> bool:
+    return harness.loops[0].fault is not None

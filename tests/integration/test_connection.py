@@ -1,87 +1,154 @@
-"""The relay's connection: long answers are taken as they come, whole, and a wait can be ended."""
+"""The store's connections: every wait has an end, lost ones are replaced, and sinks take none of the others."""
 
 from __future__ import annotations
 
-import asyncio
-import socket
+import threading
+import time
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from typing import LiteralString
 
 import pytest
+from psycopg.conninfo import make_conninfo
 from psycopg.pq import TransactionStatus
-from psycopg.waiting import Ready, Wait
 
-from outbox_relay.postgres.connection import MOST_PIECES, Connection, _taking  # pyright: ignore[reportPrivateUsage]
-from tests.support.database import Database
+from outbox_relay.domain.errors import DatabaseUnavailable, StatementFailed
+from outbox_relay.postgres.connection import Connection
+from outbox_relay.postgres.schema_versions import SCHEMA_VERSION
+from outbox_relay.postgres.store import Store
+from tests.support.database import Database, end_connections, query
+from tests.support.proxy import Proxy
+from tests.support.wait import until
 
 ROWS = "select g, repeat(chr(97 + g % 26), 400) from generate_series(1, 20000) g"
-
-
-def reads(times: int) -> Generator[Wait, Ready | int, list[Ready | int]]:
-    """Ask for this many reads, and return what the connection gave it."""
-    told: list[Ready | int] = []
-    while len(told) < times:
-        told.append((yield Wait.R))
-    return told
-
-
-def turns(taking: Generator[Wait, Ready | int, list[Ready | int]]) -> tuple[int, list[Ready | int]]:
-    """Return the number of times that it yields to the event loop, and its result."""
-    count = 1
-    next(taking)
-    try:
-        while True:
-            taking.send(Ready.R)
-            count += 1
-    except StopIteration as end:
-        return count, end.value
+SLEEPING = "select 1 from pg_stat_activity where query = 'select pg_sleep(1.5)' and state = 'active'"
+SLEEP = "select pg_sleep(60)"
 
 
 @pytest.fixture
-def ends() -> Generator[tuple[socket.socket, socket.socket]]:
-    """Yield two ends of a connection."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        yield ours, theirs
+def store(database: Database) -> Generator[Store]:
+    """Yield an open store with one connection for sinks, one for replays, and one for the others."""
+    store = Store(
+        lambda: database.dsn, pooler=False, connections=1, sink_connections=1, replay_connections=1, call_seconds=5.0
+    )
+    store.open()
+    yield store
+    store.close()
 
 
-def test_what_has_come_is_taken_without_a_turn_of_the_event_loop(ends: tuple[socket.socket, socket.socket]) -> None:
-    ours, theirs = ends
-    theirs.send(b"more")
-    count, told = turns(_taking(reads(10), ours.fileno()))
-    assert (count, told) == (1, [Ready.R] * 10)
+def run(store: Store, statement: LiteralString, seconds: float = 5.0) -> list[object]:
+    """Run a statement as the store runs those of its files."""
+    store._sql["probe"] = statement  # pyright: ignore[reportPrivateUsage]
+    return store.named("probe", {}, seconds)
 
 
-def test_event_loop_has_its_turn_though_more_comes(ends: tuple[socket.socket, socket.socket]) -> None:
-    """Without the bound an answer that comes as fast as it is read keeps everything else of the process waiting."""
-    ours, theirs = ends
-    theirs.send(b"more")
-    count, _ = turns(_taking(reads(10 * (MOST_PIECES + 1)), ours.fileno()))
-    assert count == 10
-
-
-def test_what_has_not_come_is_waited_for(ends: tuple[socket.socket, socket.socket]) -> None:
-    ours, _ = ends
-    assert turns(_taking(reads(10), ours.fileno())) == (10, [Ready.R] * 10)
-
-
-async def test_long_answer_comes_whole(database: Database) -> None:
-    async with await Connection.connect(database.dsn, autocommit=True) as connection:
-        rows = await (await connection.cursor(binary=True).execute(ROWS)).fetchall()
-    assert rows == [(g, chr(97 + g % 26) * 400) for g in range(1, 20001)]
+def sessions(database: Database) -> int:
+    """Return the number of connections to the database, without the one that asks."""
+    text = "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+    [(count,)] = query(database, text)
+    return count
 
 
 @pytest.mark.parametrize(
     "query",
-    ["select pg_sleep(600)", "select repeat('x', 1000) from generate_series(1, 100000000)"],
+    [SLEEP, "select repeat('x', 1000) from generate_series(1, 100000000)"],
     ids=["before the answer", "in the middle of a long answer"],
 )
-async def test_wait_that_is_cancelled_ends_the_statement_and_leaves_the_connection_usable(
-    database: Database, query: LiteralString
+def test_a_statement_that_runs_out_of_time_is_cancelled_and_leaves_its_connection(
+    database: Database, store: Store, query: LiteralString
 ) -> None:
-    async with await Connection.connect(database.dsn, autocommit=True) as connection:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.2):
-                await connection.execute(query)
+    before, began = sessions(database), time.monotonic()
+    with pytest.raises(StatementFailed, match="57014"):
+        run(store, query, 0.3)
+    assert time.monotonic() - began < 3
+    assert (sessions(database), store.connection_losses) == (before, 0)
+    assert run(store, "select 1 as one") == [(1,)]
+
+
+def test_a_long_answer_comes_whole(database: Database) -> None:
+    with Connection.connect(database.dsn, autocommit=True) as connection:
+        connection.until = time.monotonic() + 10
+        rows = connection.cursor(binary=True).execute(ROWS).fetchall()
         assert connection.info.transaction_status == TransactionStatus.IDLE
-        assert await (await connection.execute("select 1")).fetchone() == (1,)
+    assert rows == [(g, chr(97 + g % 26) * 400) for g in range(1, 20001)]
+
+
+def test_a_server_that_falls_silent_is_given_up_and_every_connection_replaced(database: Database) -> None:
+    with Proxy() as proxy:
+        proxy.target = database.server.port
+        dsn = make_conninfo(database.dsn, host="127.0.0.1", port=proxy.port)
+        store = Store(lambda: dsn, pooler=False, connections=2, call_seconds=0.5)
+        store.open()
+        with store.transaction(), store.transaction():  # two connections
+            pass
+        proxy.blackhole()
+        began = time.monotonic()
+        with pytest.raises(DatabaseUnavailable, match="did not answer in time: statement schema"):
+            store.schema()
+        assert (store.connection_losses, time.monotonic() - began < 4) == (1, True)
+        proxy.restore()
+        assert store.schema()[0] == SCHEMA_VERSION
+        store.close()
+
+
+def test_ended_connections_are_counted_once_and_the_next_call_has_a_new_one(database: Database, store: Store) -> None:
+    end_connections(database)
+    with pytest.raises(DatabaseUnavailable):
+        store.schema()
+    assert store.schema()[0] == SCHEMA_VERSION
+    assert store.connection_losses == 1
+
+
+def test_sinks_that_wait_for_locks_take_no_connection_of_the_leases_or_of_replays(
+    database: Database, store: Store
+) -> None:
+    """Red if sinks borrow from the others."""
+    with ThreadPoolExecutor(2, initializer=store.as_sink) as sinks:
+        waiting = [sinks.submit(run, store, "select pg_sleep(1.5)", 5.0)]
+        until(lambda: query(database, SLEEPING), seconds=5, what="a sink's statement runs")
+        began = time.monotonic()
+        assert store.schema()[0] == SCHEMA_VERSION
+        with ThreadPoolExecutor(1, initializer=lambda: store.as_sink(replay=True)) as replays:
+            assert replays.submit(run, store, "select 1 as one").result() == [(1,)]
+        assert time.monotonic() - began < 1
+        waiting.append(sinks.submit(run, store, SLEEP, 0.5))
+        with pytest.raises(StatementFailed, match="every connection that it may use was busy"):
+            waiting[1].result()
+        waiting[0].result()
+    assert (sessions(database), store.connection_losses) == (2, 0)
+
+
+def test_nothing_waits_for_an_answer_after_the_time_to_give_up(store: Store) -> None:
+    ended = list[str]()
+
+    def wait() -> None:
+        try:
+            run(store, SLEEP, 30.0)
+        except DatabaseUnavailable as error:
+            ended.append(str(error))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.3)
+    store.give_up_at = time.monotonic()
+    thread.join(1.0)
+    assert ended == ["the database did not answer in time: statement probe"]
+    with pytest.raises(DatabaseUnavailable, match="there is no connection"):
+        store.schema()
+
+
+@pytest.mark.parametrize("change", [{"port": "1"}, {"user": "nobody"}], ids=["no server", "no such user"])
+def test_why_no_connection_can_be_made_is_said_and_passes(database: Database, change: dict[str, str]) -> None:
+    """A password may be on the way to be replaced: once there was a connection, the relay waits."""
+    dsn = database.dsn
+    store = Store(lambda: dsn, pooler=False, connections=1)
+    store.open()
+    end_connections(database)
+    with pytest.raises(DatabaseUnavailable):
+        store.schema()
+    dsn = make_conninfo(database.dsn, **change)
+    with pytest.raises(DatabaseUnavailable, match=r"refused|nobody"):
+        store.schema()
+    dsn = database.dsn
+    assert store.schema()[0] == SCHEMA_VERSION
+    store.close()

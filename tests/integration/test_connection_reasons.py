@@ -144,16 +144,6 @@ def test_a_fault_of_tls_is_told(tls_server: TlsServer, file: Path, tmp_path: Pat
     assert said in ended.err
 
 
-def test_a_missing_root_certificate_of_the_home_is_told(tls_server: TlsServer, file: Path, tmp_path: Path) -> None:
-    ended = outbox_relay(
-        *("check", "--online", "-c", file),
-        HOME=str(tmp_path),
-        OUTBOX_RELAY_DATABASE__DSN=dsn_of(tls_server, "sslmode=verify-full"),
-    )
-    assert ended.code == 2
-    assert f'root certificate file "{tmp_path}/.postgresql/root.crt" does not exist' in ended.err
-
-
 def test_each_of_several_hosts_has_its_reason(tls_server: TlsServer, file: Path) -> None:
     several = dsn_of(tls_server, "sslmode=verify-full sslrootcert=/nowhere/root.crt")
     ended = checked(file, several.replace("localhost", "localhost,localhost").replace("port=", f"port={free_port()},"))
@@ -190,12 +180,6 @@ def test_a_part_of_the_password_in_a_wrong_place_is_not_told(file: Path) -> None
     ):
         ended = checked(file, dsn)
         assert (ended.code, "write postgresql://" in ended.err) == (2, True)
-
-
-def test_only_the_password_is_replaced() -> None:
-    assert conninfo.redacted("x to host x", "host=x password=x user=u") == "x to host x"
-    assert conninfo.redacted("a c-d b", "password=c-d sslpassword=b") == "a [redacted] [redacted]"
-    assert conninfo.redacted("no pg_hba.conf entry", "password=p") == "no pg_hba.conf entry"
 
 
 # -- the start of a relay -------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from tests.support.database import Database, query
 from tests.support.memory_sink import MemorySink
 from tests.support.postgres import PostgresServer
 from tests.support.relay_harness import running, spec
-from tests.support.wait import auntil
+from tests.support.wait import until
 
 pytestmark = pytest.mark.postgres
 SINKS = 2
@@ -34,24 +34,24 @@ select outbox_internal.shard_of('k' || g %% 5000, null), gen_random_uuid(), 'tes
 WRITTEN = "select pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
 
 
-async def test_a_backlog_costs_two_statements_a_chunk_and_next_to_no_wal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_backlog_costs_two_statements_a_chunk_and_next_to_no_wal(capsys: pytest.CaptureFixture[str]) -> None:
     """Right before the backlog is committed its own WAL is written: what comes behind is the relay's."""
     given = [MemorySink() for _ in range(SINKS)]
     with PostgresServer(ONLY_THE_RELAY) as server:
         server.create_database("cost")
         database = Database(server, "cost")
         migrate(database.dsn)
-        async with running(database.dsn, *((spec(f"s{n}"), sink) for n, sink in enumerate(given))) as harness:
-            await harness.owns_all()
-            await harness.settled()
-            async with await database.aconnect() as connection:
-                await connection.execute(FILL, (EVENTS,))
-                before, calls = await written(connection), Counter(harness.store.calls)
-            await auntil(lambda: everywhere(given), seconds=60, what="everything is delivered")
-            await harness.settled()
+        with running(database.dsn, *((spec(f"s{n}"), sink) for n, sink in enumerate(given))) as harness:
+            harness.owns_all()
+            harness.settled()
+            with database.connect() as connection:
+                connection.execute(FILL, (EVENTS,))
+                before, calls = written(connection), Counter(harness.store.calls)
+            until(lambda: everywhere(given), seconds=60, what="everything is delivered")
+            harness.settled()
             made = harness.store.calls - calls
-            async with await database.aconnect() as connection:
-                wal = await written(connection) - before
+            with database.connect() as connection:
+                wal = written(connection) - before
     with capsys.disabled():
         sys.stdout.write(
             f"\n{EVENTS} events to {SINKS} sinks: {wal / EVENTS:.2f} bytes of WAL an event, {dict(made)}\n"
@@ -65,7 +65,7 @@ async def test_a_backlog_costs_two_statements_a_chunk_and_next_to_no_wal(capsys:
 
 @pytest.mark.parametrize(("mode", "most_bytes"), [("none", 0), ("failures", 0), ("all", 350)])
 @pytest.mark.slow  # delivers a backlog
-async def test_only_all_attempts_cost_wal_for_a_delivered_event(
+def test_only_all_attempts_cost_wal_for_a_delivered_event(
     mode: RecordAttempts, most_bytes: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Settlements differ by nothing but the records of deliveries, a row for each."""
@@ -74,18 +74,18 @@ async def test_only_all_attempts_cost_wal_for_a_delivered_event(
         server.create_database("cost")
         database = Database(server, "cost")
         migrate(database.dsn)
-        async with running(database.dsn, (spec("s", record_attempts=mode), sink)) as harness:
-            await harness.owns_all()
-            await harness.settled()
-            async with await database.aconnect() as connection:
-                await connection.execute(FILL, (EVENTS,))
-                before, calls = await written(connection), Counter(harness.store.calls)
-            await auntil(lambda: everywhere([sink]), seconds=60, what="everything is delivered")
-            await harness.settled()
-            await harness.stop()
+        with running(database.dsn, (spec("s", record_attempts=mode), sink)) as harness:
+            harness.owns_all()
+            harness.settled()
+            with database.connect() as connection:
+                connection.execute(FILL, (EVENTS,))
+                before, calls = written(connection), Counter(harness.store.calls)
+            until(lambda: everywhere([sink]), seconds=60, what="everything is delivered")
+            harness.settled()
+            harness.stop()
             made = harness.store.calls - calls
-            async with await database.aconnect() as connection:
-                wal = await written(connection) - before
+            with database.connect() as connection:
+                wal = written(connection) - before
         recorded = query(
             database, "select count(*), count(distinct id) from outbox.attempt where outcome = 'delivered'"
         )
@@ -95,12 +95,12 @@ async def test_only_all_attempts_cost_wal_for_a_delivered_event(
     assert wal <= made["settle"] * POSITION_BYTES + AROUND_BYTES + EVENTS * most_bytes
 
 
-async def written(connection: psycopg.AsyncConnection) -> int:
+def written(connection: psycopg.Connection) -> int:
     """Return the bytes of WAL written so far."""
-    [(found,)] = await (await connection.execute(WRITTEN.encode())).fetchall()
+    [(found,)] = (connection.execute(WRITTEN.encode())).fetchall()
     return int(found)
 
 
-async def everywhere(sinks: list[MemorySink]) -> bool:
+def everywhere(sinks: list[MemorySink]) -> bool:
     """Return True if each sink has all events."""
     return all(len(sink.delivered) >= EVENTS for sink in sinks)

@@ -93,6 +93,7 @@ def test_removal_of_a_sink_waits_for_its_shards_in_the_order_of_all_others(datab
             assert (renewed.result(SECONDS), removed.result(SECONDS)) == (3, (0,))
 
 
+@pytest.mark.fence("statements of relays, people and migrations deadlock")
 @pytest.mark.parametrize("statement", ["release_shards", "reset_crashes"])
 def test_shards_are_changed_in_one_order_however_they_lie_in_the_table(database: Database, statement: str) -> None:
     def change(connection: Connection) -> int:
@@ -156,6 +157,7 @@ def test_removal_of_a_sink_outlives_a_deadlock_with_rows_that_are_being_settled(
 # -- migrations -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fence("statements of relays, people and migrations deadlock")
 def test_sinks_are_registered_while_a_later_migration_changes_them(database: Database, tmp_path: Path) -> None:
     folder = next_schema(tmp_path / "next")
     with database.connect() as relay:

@@ -158,32 +158,6 @@ def test_a_search_for_an_error_looks_at_each_row_once_or_twice(
     assert deliveries <= times * size + STEP
 
 
-@pytest.mark.parametrize(
-    ("error", "searched"),
-    [
-        ("gone", "strpos(lower((d.last_error)::text), 'gone'::text)"),
-        ("né", "strpos(lower(d.last_error), 'né'::text)"),
-    ],
-)
-def test_a_search_for_an_error_calls_no_function_of_ours_for_each_row(
-    database: Database, error: str, searched: str
-) -> None:
-    """The rules of a language for upper and lower case take seconds for a million long errors.
-
-    The plan shows that the column has another collation by a cast.
-    """
-    fields = "row(null, null, null, %s, null, null, null, null, '{dead}', null, null, null)::outbox.delivery_filter"
-    with database.connect() as connection:
-        explained = connection.execute(
-            "explain (verbose, costs off) select from outbox.delivery d "
-            f"where outbox_internal.is_meant(d, {fields})".encode(),
-            (error,),
-        ).fetchall()
-    plan = "\n".join(line for (line,) in explained)
-    assert "outbox." not in plan.partition("Filter:")[2]
-    assert searched in plan
-
-
 @pytest.mark.slow  # makes and removes rows
 def test_a_removal_looks_at_no_rows_of_other_sinks(rows: Database) -> None:
     with rows.connect(autocommit=True) as connection, connection.transaction(force_rollback=True):
@@ -196,17 +170,3 @@ def test_a_removal_looks_at_no_rows_of_other_sinks(rows: Database) -> None:
         looked_at, pages, _ = [now - then for now, then in zip(cost(connection), before, strict=True)]
         assert looked_at <= STEP, "rows of others were looked at"
         assert pages <= STEP / 2, "an index was gone through"
-
-
-def test_a_summary_looks_at_no_more_rows_than_its_limit(rows: Database, size: int) -> None:
-    """The limit is a million. Among fewer rows the function is tested with a lower one."""
-    key = f"k{size // 2}"
-    summary = f"select count, exact from outbox.delivery_summary('{{\"key\": \"{key}\"}}') where sink = 'crm'".encode()
-    with rows.connect(autocommit=True) as connection, connection.transaction(force_rollback=True):
-        [(definition,)] = connection.execute("select pg_get_functiondef('outbox.delivery_summary'::regproc)").fetchall()
-        assert definition.count(" 1000000;") == 1
-        connection.execute(definition.replace(" 1000000;", f" {size};").encode())
-        assert connection.execute(summary).fetchall() == [(1, True)]
-        connection.execute(REGISTER.replace("crm", "small").encode())
-        connection.execute(ROWS.replace("('crm'), ('events')", "('small')").encode() + b" limit 10")
-        assert connection.execute(summary).fetchall() == [(1, False)]

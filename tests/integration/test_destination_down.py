@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
 import pytest
 from structlog.testing import capture_logs
@@ -24,7 +24,7 @@ from tests.support.ports import free_port, unanswering_port
 from tests.support.receiver import Receiver, Request
 from tests.support.receiver.answers import Behaviour, chosen, say
 from tests.support.relay_harness import RelayHarness, running, spec
-from tests.support.wait import auntil
+from tests.support.wait import until
 from tests.support.webhook_sink import a_sink
 
 OPEN = "select 1 from outbox.sink where circuit <> 'closed'"
@@ -48,11 +48,11 @@ def emit_of(database: Database, keys: int, count: int) -> list[int]:
     return emit(database, [f"k{n % keys}" for n in range(count)])
 
 
-async def has_all(receiver: Receiver, count: int) -> None:
-    async def fact() -> bool:
+def has_all(receiver: Receiver, count: int) -> None:
+    def fact() -> bool:
         return len(set(receiver.uids)) >= count
 
-    await auntil(fact, seconds=60, what=f"{count} events arrive")
+    until(fact, seconds=60, what=f"{count} events arrive")
 
 
 def assert_in_order(database: Database, requests: Sequence[Request]) -> None:
@@ -64,80 +64,79 @@ def assert_in_order(database: Database, requests: Sequence[Request]) -> None:
     assert all(numbers == sorted(numbers) for numbers in of_key.values())
 
 
-@asynccontextmanager
-async def until_probed(harness: RelayHarness, count: int = 3) -> AsyncGenerator[None]:
+@contextmanager
+def until_probed(harness: RelayHarness, count: int = 3) -> Generator[None]:
     """Run the block, and wait until a few more attempts have ended."""
 
     def attempts() -> int:
-        return sum(sum(each.copy().counts) for each in harness.relays[0].measures.attempts.values())
+        return sum(sum(each.copy().counts) for each in harness.loops[0].parts.measures.attempts.values())
 
     before = attempts()
     yield
 
-    async def fact() -> bool:
+    def fact() -> bool:
         return attempts() >= before + count
 
-    await auntil(fact, seconds=30, what=f"{count} probes are sent")
+    until(fact, seconds=30, what=f"{count} probes are sent")
 
 
 @pytest.mark.parametrize("keys", [1, 10, 60])
-async def test_a_receiver_that_is_down_opens_the_circuit_whatever_the_number_of_keys(
-    database: Database, keys: int
-) -> None:
+def test_a_receiver_that_is_down_opens_the_circuit_whatever_the_number_of_keys(database: Database, keys: int) -> None:
     port = free_port()
-    with capture_logs() as lines:
-        async with running(database.dsn, (spec("crm"), a_sink(url(port)))) as harness:
-            await harness.owns_all()
+    with capture_logs() as lines, running(database.dsn, (spec("crm"), a_sink(url(port)))) as harness:
+        harness.owns_all()
+        emit_of(database, keys, 300)
+        has(database, OPEN)
+        with until_probed(harness):
             emit_of(database, keys, 300)
-            await has(database, OPEN)
-            async with until_probed(harness):
-                emit_of(database, keys, 300)
-            assert query(database, ROWS) == [(0,)]
-            [down] = [each for each in await doctor(harness.store) if each.id == "destination-down"]
-            assert "refused" in down.evidence.lower()
-            [sink] = await harness.store.named("status_sinks", {})
-            assert judge_sink(sink._asdict(), {}, None, 0).word == "destination down"
-            with Receiver(port=port) as receiver:
-                await has_all(receiver, 600)
-                await harness.settled()
-                await has(database, CLOSED)
-                assert len(receiver.uids) == len(set(receiver.uids)) == 600
-                assert_in_order(database, receiver.requests)
+        assert query(database, ROWS) == [(0,)]
+        [down] = [each for each in doctor(harness.store) if each.id == "destination-down"]
+        assert "refused" in down.evidence.lower()
+        [sink] = harness.store.named("status_sinks", {})
+        assert judge_sink(sink._asdict(), {}, None, 0).word == "destination down"
+        with Receiver(port=port) as receiver:
+            has_all(receiver, 600)
+            harness.settled()
+            has(database, CLOSED)
+            assert len(receiver.uids) == len(set(receiver.uids)) == 600
+            assert_in_order(database, receiver.requests)
     assert [line["sink"] for line in lines if line["event"] == "circuit.opened"] == ["crm"]
     assert query(database, ROWS) == [(0,)]
 
 
 @pytest.mark.parametrize("keys", [1, 10])
-async def test_a_receiver_that_answers_nothing_opens_it_too(database: Database, keys: int) -> None:
+def test_a_receiver_that_answers_nothing_opens_it_too(database: Database, keys: int) -> None:
     """Requests that take long become rows, at most one of each key, and one for each probe."""
-    with unanswering_port() as port:
-        async with running(database.dsn, (spec("crm"), a_sink(url(port), timeout_seconds=1.0))) as harness:
-            emit_of(database, keys, keys)
-            await has(database, OPEN, seconds=40)
-            async with until_probed(harness):
-                emit_of(database, keys, 300)
-            assert query(database, ROWS)[0][0] <= keys
+    with (
+        unanswering_port() as port,
+        running(database.dsn, (spec("crm"), a_sink(url(port), timeout_seconds=1.0))) as harness,
+    ):
+        emit_of(database, keys, keys)
+        has(database, OPEN, seconds=40)
+        with until_probed(harness):
+            emit_of(database, keys, 300)
+        assert query(database, ROWS)[0][0] <= keys
 
 
-async def test_keys_with_rows_make_no_more_of_them_while_the_destination_is_down(database: Database) -> None:
+def test_keys_with_rows_make_no_more_of_them_while_the_destination_is_down(database: Database) -> None:
     """A request that broke in the middle made a row. The later events of its key stay in the log."""
     port = free_port()
     retry = RetryPolicy(attempts=100, base_seconds=0.1, max_seconds=0.1)
-    async with running(database.dsn, (spec("crm", retry=retry), a_sink(url(port)))) as harness:
+    with running(database.dsn, (spec("crm", retry=retry), a_sink(url(port)))) as harness:
         with Receiver(say(500), port=port) as receiver:
             emit_of(database, 2, 2)
-            await has(database, f"{ROWS} having count(*) = 2")
-        await has(database, OPEN)
-        async with until_probed(harness):
+            has(database, f"{ROWS} having count(*) = 2")
+        has(database, OPEN)
+        with until_probed(harness):
             emit_of(database, 2, 500)
         assert query(database, ROWS) == [(2,)]
         with Receiver(port=port) as receiver:
-            await has_all(receiver, 502)
-            await harness.settled()
+            has_all(receiver, 502)
+            harness.settled()
             assert_in_order(database, receiver.requests)
 
 
-async def test_a_receiver_that_dies_during_requests_leaves_a_row_for_each_of_them_alone(database: Database) -> None:
+def test_a_receiver_that_dies_during_requests_leaves_a_row_for_each_of_them_alone(database: Database) -> None:
     """Their keys have a backlog, which must not become rows before the next attempt shows what happened."""
 
     async def break_off(_request: Request, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -145,145 +144,144 @@ async def test_a_receiver_that_dies_during_requests_leaves_a_row_for_each_of_the
 
     port, retry = free_port(), RetryPolicy(attempts=100, base_seconds=0.1, max_seconds=0.1)
     crm = spec("crm", retry=retry, park_after_seconds=30.0)  # however long it takes to end the receiver
-    async with running(database.dsn, (crm, a_sink(url(port)))) as harness:
-        await harness.owns_all()
+    with running(database.dsn, (crm, a_sink(url(port)))) as harness:
+        harness.owns_all()
         with Receiver(break_off, port=port):
             emit_of(database, 3, 600)
-            await has(database, f"{ROWS} having count(*) >= 3")
-        await has(database, OPEN)
-        async with until_probed(harness):
+            has(database, f"{ROWS} having count(*) >= 3")
+        has(database, OPEN)
+        with until_probed(harness):
             pass  # nothing is to happen but probes
         assert query(database, ROWS) == [(3,)]
         with Receiver(port=port) as receiver:
-            await has_all(receiver, 600)
-            await harness.settled()
+            has_all(receiver, 600)
+            harness.settled()
             assert_in_order(database, receiver.requests)
 
 
-async def test_the_end_of_a_relay_waits_for_no_destination_that_is_down(database: Database) -> None:
+def test_the_end_of_a_relay_waits_for_no_destination_that_is_down(database: Database) -> None:
     """Goes red when events that are tried again hold up the release of their shards."""
-    async with running(database.dsn, (spec("crm"), a_sink(url(free_port()))), expects={"handed_over"}) as harness:
-        await harness.owns_all()
+    with running(database.dsn, (spec("crm"), a_sink(url(free_port()))), expects={"handed_over"}) as harness:
+        harness.owns_all()
         emit_of(database, 1, 10)
-        await has(database, "select 1 from outbox.sink where last_error is not null or circuit <> 'closed'")
-        await harness.stop()
+        has(database, "select 1 from outbox.sink where last_error is not null or circuit <> 'closed'")
+        harness.stop()
     assert query(database, ROWS) == [(0,)]
     assert query(database, "select count(*) from outbox.shard where owner is not null") == [(0,)]
 
 
-async def test_an_event_that_a_gateway_never_takes_holds_up_no_other_even_with_one_slot(database: Database) -> None:
+def test_an_event_that_a_gateway_never_takes_holds_up_no_other_even_with_one_slot(database: Database) -> None:
     """It alone opens the circuit, and must not be every probe."""
     poison = b'{"n":0}'
 
     def answer(request: Request) -> Behaviour:
         return say(502) if request.body == poison else say(200)
 
-    with Receiver(chosen(answer)) as receiver:
-        async with running(database.dsn, (spec("crm"), a_sink(receiver.url, max_in_flight=1))) as harness:
-            emit(database, ["poison"])
-            await has(database, OPEN)
-            emit(database, ["poison", *(f"k{n}" for n in range(30))])
-            await has_all(receiver, 31)
-            assert query(database, "select coalesce(max(attempts), 0) from outbox.delivery") == [(0,)]
-            receiver.answer = say(200)
-            await has_all(receiver, 32)
-            await harness.settled()
-            assert_in_order(database, receiver.requests)
+    with (
+        Receiver(chosen(answer)) as receiver,
+        running(database.dsn, (spec("crm"), a_sink(receiver.url, max_in_flight=1))) as harness,
+    ):
+        emit(database, ["poison"])
+        has(database, OPEN)
+        emit(database, ["poison", *(f"k{n}" for n in range(30))])
+        has_all(receiver, 31)
+        assert query(database, "select coalesce(max(attempts), 0) from outbox.delivery") == [(0,)]
+        receiver.answer = say(200)
+        has_all(receiver, 32)
+        harness.settled()
+        assert_in_order(database, receiver.requests)
 
 
 @pytest.mark.parametrize("answer", [400, 401, 403, 404, 422, 500])
-async def test_a_receiver_that_refuses_everything_opens_the_circuit_and_no_event_dies(
+def test_a_receiver_that_refuses_everything_opens_the_circuit_and_no_event_dies(
     database: Database, answer: int
 ) -> None:
-    with Receiver(say(answer)) as receiver:
-        async with running(database.dsn, (spec("crm"), a_sink(receiver.url))) as harness:
-            emit_of(database, 100, 1000)
-            await has(database, OPEN)
-            async with until_probed(harness, 10):
-                pass  # nothing is to happen but probes
-            assert query(database, DEAD) == [(0,)]
-            counted = (
-                "select from outbox.delivery having max(attempts) = 1 and count(*) filter (where attempts > 0) = {}"
-            )
-            await has(database, counted.format(harness.relays[0].spec.circuit.open_after))
-            assert f"answered {answer}" in (await status(harness.store))["sinks"]["crm"]["last_error"]
-            refused = len(receiver.requests)
-            receiver.answer = say(200)
-            await has_all(receiver, 1000)
-            await harness.settled()
-            taken = receiver.requests[refused:]
-            assert_in_order(database, taken)
-            assert len({request.uid for request in taken}) >= 999  # a request may have been on its way
+    with Receiver(say(answer)) as receiver, running(database.dsn, (spec("crm"), a_sink(receiver.url))) as harness:
+        emit_of(database, 100, 1000)
+        has(database, OPEN)
+        with until_probed(harness, 10):
+            pass  # nothing is to happen but probes
+        assert query(database, DEAD) == [(0,)]
+        counted = "select from outbox.delivery having max(attempts) = 1 and count(*) filter (where attempts > 0) = {}"
+        has(database, counted.format(harness.loops[0].parts.spec.circuit.open_after))
+        assert f"answered {answer}" in status(harness.store)["sinks"]["crm"]["last_error"]
+        refused = len(receiver.requests)
+        receiver.answer = say(200)
+        has_all(receiver, 1000)
+        harness.settled()
+        taken = receiver.requests[refused:]
+        assert_in_order(database, taken)
+        assert len({request.uid for request in taken}) >= 999  # a request may have been on its way
     assert query(database, ROWS) == [(0,)]
 
 
-async def test_statuses_that_are_listed_as_permanent_open_it_too(database: Database) -> None:
+def test_statuses_that_are_listed_as_permanent_open_it_too(database: Database) -> None:
     with Receiver(say(400)) as receiver:
         crm = a_sink(receiver.url, permanent_statuses=[400])
-        async with running(database.dsn, (spec("crm"), crm)) as harness:
+        with running(database.dsn, (spec("crm"), crm)) as harness:
             emit_of(database, 100, 1000)
-            await has(database, OPEN)
-            await has(database, f"{DEAD} having count(*) >= 20")
-            async with until_probed(harness):
+            has(database, OPEN)
+            has(database, f"{DEAD} having count(*) >= 20")
+            with until_probed(harness):
                 pass  # nothing is to happen but probes
             assert query(database, DEAD)[0][0] < 200
             receiver.answer = say(200)
-            await harness.settled()
+            harness.settled()
 
 
 @pytest.mark.parametrize("claim", ["log", "rows"])
-async def test_handlers_and_queues_open_it_too(database: Database, claim: str) -> None:
+def test_handlers_and_queues_open_it_too(database: Database, claim: str) -> None:
     late = Late()
     late.script = fails(10_000, None, Unavailable("no connection to the handler's database"))
     sink = MemorySink(late, keeps_order=False)
-    async with running(database.dsn, (spec("s", claim=claim), sink)) as harness:
+    with running(database.dsn, (spec("s", claim=claim), sink)) as harness:
         wanted = emit_of(database, 3, 30)
-        await has(database, OPEN)
+        has(database, OPEN)
         assert query(database, ROWS) == [(0 if claim == "log" else 30,)]
         late.script = None
-        await delivered(sink, wanted)
-        await harness.settled()
+        delivered(sink, wanted)
+        harness.settled()
     assert in_order(sink.delivered)
 
 
-async def test_an_event_that_is_refused_for_ever_after_an_outage_dies_at_its_own_pace(database: Database) -> None:
+def test_an_event_that_is_refused_for_ever_after_an_outage_dies_at_its_own_pace(database: Database) -> None:
     """Its key has the only events: it is every probe, and must not keep the circuit open without end."""
     late = Late()
     late.script = fails(10_000, None, Unavailable("connection refused"))
     sink = MemorySink(late, keeps_order=False)
     policy = CircuitPolicy(open_after=20, probe_seconds=0.05, probe_max_seconds=0.1)
-    async with running(database.dsn, (spec("s", circuit=policy), sink)) as harness:
+    with running(database.dsn, (spec("s", circuit=policy), sink)) as harness:
         wanted = emit(database, ["a", "a", "a"])
-        await has(database, OPEN)
+        has(database, OPEN)
         late.script = fails(10_000, wanted[:1], Failed("status 400", 400))
-        await delivered(sink, wanted[1:])
-        await has(database, CLOSED)
+        delivered(sink, wanted[1:])
+        has(database, CLOSED)
         assert query(database, "select id, state, attempts from outbox.delivery") == [(wanted[0], "dead", 5)]
         assert harness.ended == []
 
 
-async def test_attempts_grow_rare_before_the_circuit_opens(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attempts_grow_rare_before_the_circuit_opens(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(circuit, "DOWN_SECONDS", 6.4)
     late = Late()
     late.script = fails(10_000, None, Unavailable("connection refused"))
     sink = MemorySink(late, keeps_order=False)
     policy = CircuitPolicy(open_after=20, probe_seconds=0.1, probe_max_seconds=60.0)
-    async with running(database.dsn, (spec("s", circuit=policy), sink)):
+    with running(database.dsn, (spec("s", circuit=policy), sink)):
         emit(database, ["a", "a"])
-        await has(database, OPEN)
+        has(database, OPEN)
         assert len(sink.attempts) <= 9
 
 
-async def test_statuses_that_are_accepted_deliver_and_are_shown(database: Database) -> None:
+def test_statuses_that_are_accepted_deliver_and_are_shown(database: Database) -> None:
     def answer(request: Request) -> Behaviour:
         return say(500 if request.header("outbox-attempt") == "1" and request.body == b'{"n":0}' else 409)
 
     with Receiver(chosen(answer)) as receiver:
         crm = a_sink(receiver.url, accepted_statuses=[409])
-        async with running(database.dsn, (spec("crm"), crm)) as harness:
+        with running(database.dsn, (spec("crm"), crm)) as harness:
             emit_of(database, 2, 10)
-            await has_all(receiver, 10)
-            await harness.settled()
+            has_all(receiver, 10)
+            harness.settled()
     assert query(database, ROWS) == [(0,)]
     assert query(database, "select outcome, status from outbox.attempt order by at") == [
         ("failed", 500),

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import os
 from collections.abc import Generator, Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from django.core import checks
 from django.core.management import CommandError, call_command
-from django.db import DEFAULT_DB_ALIAS, NotSupportedError, connection, connections, transaction
+from django.db import DEFAULT_DB_ALIAS, connection, connections, transaction
 from django.test.utils import override_settings
 from psycopg.conninfo import conninfo_to_dict
 
@@ -26,7 +24,7 @@ from outbox_relay.postgres.schema_versions import SCHEMA_VERSION
 from tests.docs.parsing import parsers
 from tests.support import django_site
 from tests.support.database import Database, query
-from tests.support.deliveries import emit, has
+from tests.support.deliveries import has
 from tests.support.memory_sink import MemorySink
 from tests.support.pgbouncer import PgBouncer
 from tests.support.relay_harness import running, spec
@@ -35,7 +33,6 @@ from tests.support.roles import new_role
 from tests.support.sink_actions import register
 
 django_site.set_up()
-from outbox_relay.contrib.django.models import EventDelivery, LoggedEvent  # noqa: E402 - needs the settings
 
 EXISTS = "select to_regnamespace('outbox') is not null"
 APPLIED = "select count(*) from django_migrations where app = 'outbox_relay'"
@@ -155,11 +152,6 @@ def test_other_databases_stay_as_they_are(empty: Database) -> None:
         assert checked() == ["outbox_relay.W001: no database of DATABASES can have schema outbox"]
 
 
-@pytest.mark.usefixtures("empty")
-def test_models_and_migration_agree() -> None:
-    call_command("makemigrations", "outbox_relay", check_changes=True, dry_run=True, verbosity=0)
-
-
 # -- its reverse --------------------------------------------------------------------------------------------------
 
 
@@ -218,12 +210,8 @@ def test_marks_and_rows_of_replays_are_kept(site: Database, statement: str, said
 def test_a_replay_that_is_not_done_is_kept(site: Database) -> None:
     migrated()
     query(site, "select outbox.emit('t', '{}')")
-
-    async def deliver() -> None:
-        async with running(site.dsn, (spec("crm"), MemorySink())):
-            await has(site, "select from outbox_internal.backlog('crm', null, 1000, 5.0) where events = 0")
-
-    asyncio.run(deliver())
+    with running(site.dsn, (spec("crm"), MemorySink())):
+        has(site, "select from outbox_internal.backlog('crm', null, 1000, 5.0) where events = 0")
     start(site, "crm", since="PT1H")
     execute(site, "delete from outbox.relay")
     assert "a replay is not done: cancel it, or let it end" in refused_to_drop(site)
@@ -408,39 +396,6 @@ def test_the_password_reaches_libpq_and_no_message(capfd: pytest.CaptureFixture[
             assert "s3cret" not in printed.out + printed.err + str(caught.value)
     finally:
         wrapper.settings_dict.update(kept)
-
-
-# -- fixtures ---------------------------------------------------------------------------------------------------------
-
-
-def test_no_fixture_writes_events_or_deliveries(site: Database, tmp_path: Path) -> None:
-    """Goes red when a dump of another database is loaded into the log: forged events take the ids of later ones."""
-    emit(site, ["a", "b"])
-    fixture = tmp_path / "all.json"
-    call_command("dumpdata", "outbox_relay.loggedevent", output=str(fixture))
-    assert len(json.loads(fixture.read_text())) == 2
-    before = query(site, "select xmin::text, * from outbox.event order by id")
-    with pytest.raises(NotSupportedError, match="leave them out with --exclude outbox_relay"):
-        call_command("loaddata", str(fixture))
-    call_command("loaddata", "--exclude", "outbox_relay", str(fixture))
-    assert query(site, "select xmin::text, * from outbox.event order by id") == before
-
-
-@pytest.mark.usefixtures("site")
-@pytest.mark.parametrize("model", [LoggedEvent, EventDelivery])
-def test_nothing_of_django_writes_rows(model: Any) -> None:
-    row = model(id=1) if model is LoggedEvent else model(place="1@s")
-    for write in (
-        row.save,
-        row.delete,
-        model.objects.all().delete,
-        lambda: model.objects.update(type="x"),
-        lambda: model.objects.bulk_create([row]),
-        lambda: model.objects.bulk_update([row], ["type"]),
-        lambda: model.objects.create(type="x"),
-    ):
-        with pytest.raises(NotSupportedError, match="only emit and the relays write rows of schema outbox"):
-            write()
 
 
 def test_the_command_runs_directly_although_django_uses_no_cursors_of_the_server(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -24,27 +24,27 @@ from tests.support.postgres import PostgresServer
 from tests.support.relay_harness import running, spec
 from tests.support.replays import start as start_replay
 from tests.support.roles import new_role
-from tests.support.wait import auntil
+from tests.support.wait import until
 
 
 @pytest.fixture
-async def books(database: Database) -> AsyncGenerator[Ledger]:
+def books(database: Database) -> Generator[Ledger]:
     """Yield a database with one live relay that owns the shards of one sink, all at the end of the log."""
-    async with a_served_sink(database) as found:
+    with a_served_sink(database) as found:
         yield found
 
 
-async def test_a_healthy_system_has_no_finding(books: Ledger) -> None:
-    assert await findings(books) == {}
+def test_a_healthy_system_has_no_finding(books: Ledger) -> None:
+    assert findings(books) == {}
 
 
-async def test_a_database_that_serves_a_relay_has_no_finding(database: Database) -> None:
+def test_a_database_that_serves_a_relay_has_no_finding(database: Database) -> None:
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink)) as harness, ledger(database) as books:
+    with running(database.dsn, (spec("s"), sink)) as harness, ledger(database) as books:
         books.emit(*"abc")
-        await harness.owns_all()
-        await harness.settled()
-        assert await findings(books) == {}
+        harness.owns_all()
+        harness.settled()
+        assert findings(books) == {}
 
 
 Make = Callable[[Ledger], Any]
@@ -95,111 +95,109 @@ CONDITIONS: dict[str, Make] = {
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)
-async def test_a_condition_is_found(books: Ledger, condition: str) -> None:
-    made = CONDITIONS[condition](books)
-    if hasattr(made, "__await__"):
-        await made
-    found = await findings(books)
+def test_a_condition_is_found(books: Ledger, condition: str) -> None:
+    CONDITIONS[condition](books)
+    found = findings(books)
     assert condition in found
     assert found[condition].evidence
     assert found[condition].advice
 
 
-async def test_a_privilege_that_was_revoked_is_found_and_granted_again_by_migrate(books: Ledger) -> None:
+def test_a_privilege_that_was_revoked_is_found_and_granted_again_by_migrate(books: Ledger) -> None:
     """Goes red when a relay that may not read the log delivers nothing, and doctor finds nothing."""
     books.do("create role lost")
     try:
         assert inside("migrate", "--grant-relay", "lost", "--dsn", books.database.dsn).code == 0
-        assert "missing-privileges" not in await findings(books)
+        assert "missing-privileges" not in findings(books)
         for statement in ("select on outbox.event from lost", "update on outbox.shard from lost"):
             books.do(f"revoke {statement}")
-            found = (await findings(books))["missing-privileges"]
+            found = (findings(books))["missing-privileges"]
             assert 'role "lost" (relay) lacks 1 of its privileges, such as' in found.evidence
             assert inside("migrate", "--dsn", books.database.dsn).code == 0
-            assert "missing-privileges" not in await findings(books)
+            assert "missing-privileges" not in findings(books)
         books.do("revoke usage on schema outbox from lost; revoke execute on function outbox_internal.tick from lost")
-        assert "lacks 2 of its privileges" in (await findings(books))["missing-privileges"].evidence
+        assert "lacks 2 of its privileges" in (findings(books))["missing-privileges"].evidence
     finally:
         books.do("drop owned by lost; drop role lost")
 
 
-async def test_an_old_event_and_a_dead_letter_are_found(books: Ledger) -> None:
+def test_an_old_event_and_a_dead_letter_are_found(books: Ledger) -> None:
     old, dead = books.emit("a", "b")
     books.do("update outbox.event set created_at = created_at - interval '10 minutes' where id = %s", old)
-    await books.park("s", books.row(dead, "dead"))
-    found = await findings(books)
+    books.park("s", books.row(dead, "dead"))
+    found = findings(books)
     assert found.keys() == {"sink-behind", "dead-letters"}
     assert "10 min" in found["sink-behind"].evidence
-    assert [each.id for each in await doctor(books.store, oldest_seconds=900.0) if each.id not in EXPECTED] == [
+    assert [each.id for each in doctor(books.store, oldest_seconds=900.0) if each.id not in EXPECTED] == [
         "dead-letters"
     ]
 
 
-async def test_an_event_of_no_time_is_an_old_one(books: Ledger) -> None:
+def test_an_event_of_no_time_is_an_old_one(books: Ledger) -> None:
     [old] = books.emit("a")
     books.do("update outbox.event set created_at = '-infinity' where id = %s", old)
-    assert "sink-behind" in await findings(books)
-    found = await admin.status(books.store)
+    assert "sink-behind" in findings(books)
+    found = admin.status(books.store)
     assert json.dumps(found["sinks"]["s"], allow_nan=False)
 
 
-async def test_a_paused_replay_is_found(books: Ledger) -> None:
+def test_a_paused_replay_is_found(books: Ledger) -> None:
     books.emit("a")
-    await books.catch_up("s")
+    books.catch_up("s")
     number = start_replay(books.database, key="a")
     books.do("select outbox.set_replay(%s, 'pause', 'anna', null)", number)
-    found = await findings(books)
+    found = findings(books)
     assert str(number) in found["replay-paused"].advice
 
 
-async def test_days_that_are_kept_are_found_with_their_reason(books: Ledger) -> None:
+def test_days_that_are_kept_are_found_with_their_reason(books: Ledger) -> None:
     with books.database.connect(autocommit=True) as owner:
         fill_days(owner, 36, 33)
-    found = await findings(books)
+    found = findings(books)
     assert "kept by sink s with 64 shards" in found["retention-blocked"].evidence
     assert "retention-idle" in found
 
 
-async def test_days_that_no_relay_empties_are_found(books: Ledger) -> None:
+def test_days_that_no_relay_empties_are_found(books: Ledger) -> None:
     with books.database.connect(autocommit=True) as owner:
         fill_days(owner, 36, 35)
     books.do("delete from outbox.sink")
-    found = await findings(books)
+    found = findings(books)
     assert "retention-idle" in found
     assert "retention-blocked" not in found
     books.do("update outbox.retention set clock_mark = now(), archive = true")
-    assert "archive-missing" in await findings(books)
+    assert "archive-missing" in findings(books)
     books.do("update outbox.retention set archive = false")
-    assert "retention-late" in await findings(books)
+    assert "retention-late" in findings(books)
 
 
-async def test_a_day_that_has_just_passed_keep_days_is_no_finding(books: Ledger) -> None:
+def test_a_day_that_has_just_passed_keep_days_is_no_finding(books: Ledger) -> None:
     with books.database.connect(autocommit=True) as owner:
         fill_days(owner, 31, 31)
     books.do("delete from outbox.sink; update outbox.retention set clock_mark = now(), archive = true")
-    [day] = [day for day in (await books.store.retention_status(live=True))["days"] if day["due"]]
+    [day] = [day for day in (books.store.retention_status(live=True))["days"] if day["due"]]
     assert 0 <= day["due_seconds"] < log.LATE_SECONDS
-    assert (await findings(books)).keys() == {"types-without-a-route"}
+    assert (findings(books)).keys() == {"types-without-a-route"}
 
 
-async def test_shards_that_were_just_released_are_no_finding(books: Ledger) -> None:
+def test_shards_that_were_just_released_are_no_finding(books: Ledger) -> None:
     books.do("update outbox.shard set owner = null, lease_until = clock_timestamp()")
-    assert await findings(books) == {}
+    assert findings(books) == {}
     books.do("update outbox.shard set lease_until = clock_timestamp() - interval '31 seconds'")
-    assert (await findings(books))["shards-unowned"].severity == "critical"
+    assert (findings(books))["shards-unowned"].severity == "critical"
 
 
-async def test_partitions_that_are_missing_are_found(books: Ledger) -> None:
-    [(ahead,)] = await books.store.named("doctor_partitions", {})
+def test_partitions_that_are_missing_are_found(books: Ledger) -> None:
+    [(ahead,)] = books.store.named("doctor_partitions", {})
     assert not list(log.examine_partitions(0, ahead))
     for (table,) in books.query(
         "select inhrelid::regclass::text from pg_inherits where inhparent = 'outbox.event'::regclass"
         " and pg_get_expr((select relpartbound from pg_class where oid = inhrelid), inhrelid) <> 'DEFAULT'"
     ):
         books.do(f"drop table {table}")
-    [(today,)] = await books.store.named("doctor_partitions", {})
+    [(today,)] = books.store.named("doctor_partitions", {})
     assert today <= 86_400, "today counts as if it had a partition"
-    assert "partitions-missing" in await findings(books)
+    assert "partitions-missing" in findings(books)
 
 
 @contextmanager
@@ -222,55 +220,55 @@ def waiting(books: Ledger, first: psycopg.Connection[Any], statement: str, sessi
             thread.join(30)
 
 
-async def waits_seen(books: Ledger, sessions: int = 1) -> list[Any]:
+def waits_seen(books: Ledger, sessions: int = 1) -> list[Any]:
     """Wait until as many sessions are seen to wait, and return their rows."""
 
-    async def seen() -> list[Any]:
-        rows = await books.store.named("doctor_locks", {"seconds": 0.0})
+    def seen() -> list[Any]:
+        rows = books.store.named("doctor_locks", {"seconds": 0.0})
         return rows if len(rows) == sessions else []
 
-    return await auntil(seen, seconds=20, what="the waits are seen")
+    return until(seen, seconds=20, what="the waits are seen")
 
 
-async def test_long_transactions_and_waits_for_locks_are_found(books: Ledger) -> None:
+def test_long_transactions_and_waits_for_locks_are_found(books: Ledger) -> None:
     with books.database.connect() as first:
         first.execute("select pg_current_xact_id()")
         first.execute("lock table outbox.sink in access share mode")
         with waiting(books, first, "lock table outbox.sink in access exclusive mode"):
-            [wait] = server.examine_locks(await waits_seen(books))
+            [wait] = server.examine_locks(waits_seen(books))
             assert f"blocked by {first.info.backend_pid}" in wait.evidence
             assert "outbox.sink" in wait.evidence
             assert [_pid(statement) for statement in wait.statements] == [first.info.backend_pid]
-            [long] = server.examine_transactions(await books.store.named("doctor_transactions", {"seconds": 0.0}))
+            [long] = server.examine_transactions(books.store.named("doctor_transactions", {"seconds": 0.0}))
             assert f"pid {first.info.backend_pid}, role postgres, idle in transaction" in long.evidence
-    assert await books.store.named("doctor_transactions", {"seconds": 1.0}) == []
+    assert books.store.named("doctor_transactions", {"seconds": 1.0}) == []
 
 
 def _pid(statement: str) -> int:
     return int(statement.split("pid = ")[1].split(maxsplit=1)[0])
 
 
-async def test_a_statement_of_a_finding_ends_that_transaction_and_no_later_one(books: Ledger) -> None:
+def test_a_statement_of_a_finding_ends_that_transaction_and_no_later_one(books: Ledger) -> None:
     with books.database.connect() as forgotten:
         forgotten.execute("select pg_current_xact_id()")
-        [long] = server.examine_transactions(await books.store.named("doctor_transactions", {"seconds": 0.0}))
+        [long] = server.examine_transactions(books.store.named("doctor_transactions", {"seconds": 0.0}))
         [ending] = [each for each in long.statements if _pid(each) == forgotten.info.backend_pid]
         forgotten.commit()
         forgotten.execute("select pg_current_xact_id()")
         assert books.query(ending) == []
-        [long] = server.examine_transactions(await books.store.named("doctor_transactions", {"seconds": 0.0}))
+        [long] = server.examine_transactions(books.store.named("doctor_transactions", {"seconds": 0.0}))
         [ending] = [each for each in long.statements if _pid(each) == forgotten.info.backend_pid]
         assert books.query(ending) == [(True,)]
         with pytest.raises(psycopg.OperationalError):
             forgotten.execute("select 1")
 
 
-async def test_a_prepared_transaction_is_rolled_back_by_its_statement(books: Ledger) -> None:
+def test_a_prepared_transaction_is_rolled_back_by_its_statement(books: Ledger) -> None:
     for name in ("'prepared'", "'it''s'"):
         with books.database.connect(autocommit=True) as other:
             for statement in ("begin", "select pg_current_xact_id()", f"prepare transaction {name}"):
                 other.execute(statement.encode())
-    [long] = server.examine_transactions(await books.store.named("doctor_transactions", {"seconds": 0.0}))
+    [long] = server.examine_transactions(books.store.named("doctor_transactions", {"seconds": 0.0}))
     assert long.statements == ["rollback prepared 'prepared'", "rollback prepared 'it''s'"]
     with books.database.connect(autocommit=True) as owner:
         for statement in long.statements:
@@ -279,35 +277,35 @@ async def test_a_prepared_transaction_is_rolled_back_by_its_statement(books: Led
     assert left == []
 
 
-async def test_no_statement_ends_a_session_that_waits_itself(books: Ledger) -> None:
+def test_no_statement_ends_a_session_that_waits_itself(books: Ledger) -> None:
     """One that is ahead in the queue blocks too, and is no culprit."""
     with books.database.connect() as first:
         first.execute("lock table outbox.sink in access share mode")
         with waiting(books, first, "lock table outbox.sink in access exclusive mode", sessions=2):
-            [wait] = server.examine_locks(await waits_seen(books, sessions=2))
+            [wait] = server.examine_locks(waits_seen(books, sessions=2))
             assert [_pid(statement) for statement in wait.statements] == [first.info.backend_pid]
 
 
-async def test_a_wait_for_rows_is_found(books: Ledger) -> None:
+def test_a_wait_for_rows_is_found(books: Ledger) -> None:
     with books.database.connect() as first:
         first.execute("select from outbox.shard where shard = 7 for update")
         with waiting(books, first, "update outbox.shard set crashes = 0 where shard = 7"):
-            [wait] = server.examine_locks(await waits_seen(books))
+            [wait] = server.examine_locks(waits_seen(books))
             assert "for rows of outbox.shard" in wait.evidence
             assert f"blocked by {first.info.backend_pid}" in wait.evidence
 
 
-async def test_the_age_of_a_statement_is_not_its_wait_for_a_lock(books: Ledger) -> None:
+def test_the_age_of_a_statement_is_not_its_wait_for_a_lock(books: Ledger) -> None:
     works_and_waits = "do $$ begin perform pg_sleep(3); lock table outbox.sink in exclusive mode; end $$"
     with books.database.connect() as first:
         first.execute("lock table outbox.sink in access share mode")
         first.execute("lock table outbox.sink in share mode")
         with waiting(books, first, works_and_waits):
-            await waits_seen(books)
-            assert await books.store.named("doctor_locks", {"seconds": 2.5}) == []
+            waits_seen(books)
+            assert books.store.named("doctor_locks", {"seconds": 2.5}) == []
 
 
-async def test_vacuum_is_no_long_transaction(books: Ledger) -> None:
+def test_vacuum_is_no_long_transaction(books: Ledger) -> None:
     books.emit(*"abcdefgh" * 200)
     [(table,)] = books.query("select tableoid::regclass::text from outbox.event limit 1")
 
@@ -321,11 +319,11 @@ async def test_vacuum_is_no_long_transaction(books: Ledger) -> None:
     thread.start()
     try:
 
-        async def seen() -> list[Any]:
+        def seen() -> list[Any]:
             return books.query("select pid from pg_stat_progress_vacuum where datname = current_database()")
 
-        [(pid,)] = await auntil(seen, seconds=20, what="VACUUM works")
-        found = await books.store.named("doctor_transactions", {"seconds": 0.0})
+        [(pid,)] = until(seen, seconds=20, what="VACUUM works")
+        found = books.store.named("doctor_transactions", {"seconds": 0.0})
         assert books.query("select 1 from pg_stat_progress_vacuum where pid = %s", pid)
         assert not [each.who for each in found if f"pid {pid}," in each.who]
     finally:
@@ -334,7 +332,7 @@ async def test_vacuum_is_no_long_transaction(books: Ledger) -> None:
 
 
 @pytest.mark.slow
-async def test_days_are_found_while_positions_are_locked(books: Ledger) -> None:
+def test_days_are_found_while_positions_are_locked(books: Ledger) -> None:
     with books.database.connect(autocommit=True) as owner:
         fill_days(owner, 36, 35)
     books.do(
@@ -344,7 +342,7 @@ async def test_days_are_found_while_positions_are_locked(books: Ledger) -> None:
     )
     with books.database.connect() as other:
         other.execute("lock table outbox.progress in access exclusive mode")
-        found = {each.id: each for each in await doctor(books.store)}
+        found = {each.id: each for each in doctor(books.store)}
     assert "kept by sink s with 64 shards" in found["retention-blocked"].evidence
 
 
@@ -360,13 +358,13 @@ def test_a_role_that_emits_without_waiting_for_the_disk_is_found(database: Datab
 
 
 @pytest.mark.slow
-async def test_a_log_that_is_locked_hides_only_what_is_in_it(books: Ledger) -> None:
+def test_a_log_that_is_locked_hides_only_what_is_in_it(books: Ledger) -> None:
     books.do("alter sequence outbox.event_id_seq cache 20")
-    await books.register(("s", ["*"], "beginning"))
+    books.register(("s", ["*"], "beginning"))
     books.do("update outbox.sink set paused = true")
     with books.database.connect() as other:
         other.execute("lock table outbox.event in access exclusive mode")
-        found = await doctor(books.store)
+        found = doctor(books.store)
     unseen = [each for each in found if each.id == "not-examined"]
     summaries = [each.summary for each in unseen]
     assert {"not examined: backlog of sink s", "not examined: types without a route"} <= {*summaries}
@@ -375,28 +373,28 @@ async def test_a_log_that_is_locked_hides_only_what_is_in_it(books: Ledger) -> N
     assert {"sequence-cache", "sink-paused"} <= {each.id for each in found}
 
 
-async def test_dead_rows_are_found_under_their_table(books: Ledger) -> None:
+def test_dead_rows_are_found_under_their_table(books: Ledger) -> None:
     """PostgreSQL may lose any report: rows are added until enough arrive, and both counts are its own."""
 
-    async def counted() -> list[Any]:
+    def counted() -> list[Any]:
         books.emit(*"abcdefgh")
         books.do("delete from outbox.event")
         books.database.close()  # reports what the connection has done
-        return [row for row in await books.store.named("doctor_tables", {"dead": 5}) if row.name == "event"]
+        return [row for row in books.store.named("doctor_tables", {"dead": 5}) if row.name == "event"]
 
-    rows = await auntil(counted, seconds=20, what="the dead rows are counted")
+    rows = until(counted, seconds=20, what="the dead rows are counted")
     [finding] = server.examine_tables(rows)
     assert f"dead: {rows[0].dead}, live: {rows[0].live}, last vacuum: " in finding.evidence
 
 
-async def test_a_replication_slot_is_found(books: Ledger) -> None:
+def test_a_replication_slot_is_found(books: Ledger) -> None:
     books.do("select pg_create_physical_replication_slot('forgotten', true)")
     books.emit("k")
     books.do("select pg_create_physical_replication_slot('newer', true)")
     try:
-        found = list(server.examine_slots(await books.store.named("doctor_slots", {"bytes": -1})))
+        found = list(server.examine_slots(books.store.named("doctor_slots", {"bytes": -1})))
         assert "forgotten keeps WAL" in next(each.summary for each in found if "forgotten" in each.summary)
-        assert await books.store.named("doctor_slots", {"bytes": 1 << 40}) == []
+        assert books.store.named("doctor_slots", {"bytes": 1 << 40}) == []
         order = [finding.summary.split()[2] for finding in found]
         assert order.index("forgotten") < order.index("newer"), "the largest come first"
         assert "select pg_drop_replication_slot('newer')" in [sql for each in found for sql in each.statements]

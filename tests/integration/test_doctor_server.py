@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from tests.support.ledger import Ledger
 from tests.support.postgres import PostgresServer
 from tests.support.roles import new_role
 from tests.support.shifted_clock import shifted
-from tests.support.wait import auntil
+from tests.support.wait import until
 
 LOWER = {
     "doctor_transactions": {"seconds": 0.0},
@@ -45,48 +45,48 @@ end $$"""
 
 
 @pytest.fixture
-async def books(database: Database) -> AsyncGenerator[Ledger]:
+def books(database: Database) -> Generator[Ledger]:
     """Yield a database with one live relay that owns the shards of one sink, all at the end of the log."""
-    async with a_served_sink(database) as found:
+    with a_served_sink(database) as found:
         yield found
 
 
-async def test_what_takes_long_or_becomes_large_is_found_by_the_whole_examination(
+def test_what_takes_long_or_becomes_large_is_found_by_the_whole_examination(
     books: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The conditions are real; the limits are lower, since the product's take minutes, hours and gigabytes."""
     books.do("select pg_create_physical_replication_slot('examined', true)")
 
-    async def counted() -> Any:
+    def counted() -> Any:
         """Make dead rows in each look: PostgreSQL may lose any report of statistics."""
         with books.database.connect(autocommit=True) as ended:  # the end of a session makes its counts known
             ended.execute("insert into outbox.uid (uid) select gen_random_uuid() from generate_series(1, 300)")
             ended.execute("delete from outbox.uid")
-        return await books.store.named("doctor_autovacuum", LOWER["doctor_autovacuum"])
+        return books.store.named("doctor_autovacuum", LOWER["doctor_autovacuum"])
 
-    await auntil(counted, seconds=20, what="the dead rows are counted")
+    until(counted, seconds=20, what="the dead rows are counted")
     made = {"long-transaction", "lock-waits", "dead-tuples", "replication-slot", "autovacuum-late"}
-    assert not made & (await findings(books)).keys(), "none of them is beyond the product's limits"
+    assert not made & (findings(books)).keys(), "none of them is beyond the product's limits"
     lowered = [(name, LOWER.get(name, given), check) for name, given, check in examination.STATEMENTS]
     monkeypatch.setattr(examination, "STATEMENTS", lowered)
     try:
-        with books.database.connect() as first:
+        with books.database.connect() as first, ThreadPoolExecutor() as threads:
             first.execute("lock table outbox.sink in share mode")
-            waits = asyncio.create_task(asyncio.to_thread(books.do, WAITS))
+            waits = threads.submit(books.do, WAITS)
 
-            async def all_found() -> Any:
-                return made <= (await findings(books)).keys()
+            def all_found() -> Any:
+                return made <= (findings(books)).keys()
 
-            await auntil(all_found, seconds=20, what="all five are found")
+            until(all_found, seconds=20, what="all five are found")
             first.rollback()
-            await waits
+            waits.result()
     finally:
         books.do("select pg_drop_replication_slot('examined')")
 
 
-async def test_a_server_without_fsync_is_found(books: Ledger) -> None:
+def test_a_server_without_fsync_is_found(books: Ledger) -> None:
     """Every other server of the tests is one, and their findings leave this out."""
-    [found] = [each for each in await doctor(books.store) if each.id == "durability-off"]
+    [found] = [each for each in doctor(books.store) if each.id == "durability-off"]
     assert (found.severity, found.evidence) == ("critical", "off: fsync")
 
 

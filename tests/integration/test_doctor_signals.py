@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import time
-from collections.abc import AsyncGenerator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
-from outbox_relay.admin.doctor import degradation, doctor, log, server
-from outbox_relay.domain.lease_clock import lease_clock
+from outbox_relay.admin.doctor import doctor, log, server
 from outbox_relay.postgres import database as database_module
 from outbox_relay.service.metrics.figures import Figures
-from outbox_relay.service.metrics.history import History, Moment
-from outbox_relay.service.metrics.snapshot import Snapshots
 from outbox_relay.settings.effective import recorded
 from tests.support.archives import run, write_config
 from tests.support.command import inside
@@ -27,10 +22,10 @@ from tests.support.findings import a_served_sink, findings
 from tests.support.ledger import Ledger, ledger
 from tests.support.logs import RecordedLog
 from tests.support.memory_sink import MemorySink
-from tests.support.relay_harness import CountingStore, RelayHarness, running, spec
+from tests.support.relay_harness import CountingStore, running, spec
 from tests.support.roles import new_role
 from tests.support.settings_file import FILE, load_text
-from tests.support.wait import auntil
+from tests.support.wait import until
 
 MINUTES = """
 insert into outbox.history (sink, at, delivered, claim_p99, tick_p99, settle_p99, busy_ms)
@@ -54,9 +49,9 @@ LIVED = "update outbox.relay set started_at = now() - interval '1 hour'"
 
 
 @pytest.fixture
-async def books(database: Database) -> AsyncGenerator[Ledger]:
+def books(database: Database) -> Generator[Ledger]:
     """Yield a database with one live relay that owns the shards of one sink, all at the end of the log."""
-    async with a_served_sink(database) as found:
+    with a_served_sink(database) as found:
         yield found
 
 
@@ -75,45 +70,45 @@ def add(books: Ledger, minutes: tuple[int, int], sink: str = "s", **values: floa
         ("s", "settle_p99", "settle of sink s: 400 ms (before: 4 ms)"),
     ],
 )
-async def test_statements_that_become_slower_are_found(books: Ledger, sink: str, column: str, evidence: str) -> None:
+def test_statements_that_become_slower_are_found(books: Ledger, sink: str, column: str, evidence: str) -> None:
     add(books, EARLIER, sink, **{column: 0.004})
     add(books, (1, 6), sink, **{column: 0.4})
     add(books, (7, 15), sink, **{column: 0.004})
     add(books, (0, 0), sink, **{column: 300.0})
-    assert await findings(books) == {}, "most minutes are as before, and the present one does not count"
+    assert findings(books) == {}, "most minutes are as before, and the present one does not count"
     books.do(f"update outbox.history set {column} = 0.4 where at > now() - interval '10 minutes'")
-    found = await findings(books)
+    found = findings(books)
     assert found.keys() == {"statements-slower"}
     assert found["statements-slower"].evidence.startswith(evidence)
 
 
-async def test_a_database_that_works_more_for_as_many_events_is_found(books: Ledger) -> None:
+def test_a_database_that_works_more_for_as_many_events_is_found(books: Ledger) -> None:
     for sink in ("", "s"):
         add(books, EARLIER, sink, delivered=500, busy_ms=1_500.0)
         add(books, RECENT, sink, delivered=500, busy_ms=4_500.0)
-    found = await findings(books)
+    found = findings(books)
     assert found.keys() == {"database-busy"}
     assert found["database-busy"].evidence == (
         "statements take 9.0 s in each minute, before 3.0 s; events delivered in each minute: 1000, before 1000"
     )
     books.do("update outbox.history set delivered = 2000 where at > now() - interval '15 minutes 30 seconds'")
-    assert await findings(books) == {}, "more events are delivered"
+    assert findings(books) == {}, "more events are delivered"
 
 
-async def test_a_short_history_is_not_judged(books: Ledger) -> None:
+def test_a_short_history_is_not_judged(books: Ledger) -> None:
     add(books, (16, 73), tick_p99=0.001, busy_ms=1.0)
     add(books, RECENT, tick_p99=9.0, busy_ms=50_000.0)
-    assert await findings(books) == {}
+    assert findings(books) == {}
     add(books, (74, 76), tick_p99=0.001, busy_ms=1.0)
-    assert (await findings(books)).keys() == {"statements-slower", "database-busy"}
+    assert (findings(books)).keys() == {"statements-slower", "database-busy"}
 
 
-async def test_a_history_that_is_not_written_is_found(books: Ledger) -> None:
+def test_a_history_that_is_not_written_is_found(books: Ledger) -> None:
     books.do(LIVED)
-    found = await findings(books)
+    found = findings(books)
     assert (found.keys(), found["history-missing"].severity) == ({"history-missing"}, "ok")
     add(books, (5, 5))
-    assert await findings(books) == {}
+    assert findings(books) == {}
 
 
 def test_a_role_without_a_right_to_the_history_is_told_so(database: Database) -> None:
@@ -125,117 +120,47 @@ def test_a_role_without_a_right_to_the_history_is_told_so(database: Database) ->
     assert {"not examined: history", "not examined: minutes"} <= {finding["summary"] for finding in said}
 
 
-async def test_figures_that_a_relay_has_no_right_to_are_found(database: Database) -> None:
+def test_figures_that_a_relay_has_no_right_to_are_found(database: Database) -> None:
     with new_role(database, "relay") as role:
         assert inside("migrate", "--grant-relay", role, "--dsn", database.dsn).code == 0
         store = CountingStore(f"{database.dsn} user={role}")
-        await store.open()
-        await Figures(store, uuid4(), RecordedLog()).round()
-        await store.close()
-        async with ledger(database) as books:
-            found = await findings(books)
+        store.open()
+        Figures(store, uuid4(), RecordedLog()).round()
+        store.close()
+        with ledger(database) as books:
+            found = findings(books)
             assert (found.keys(), found["figures-unknown"].severity) == ({"figures-unknown"}, "ok")
             assert found["figures-unknown"].evidence == "groups: transactions"
             assert "pg_read_all_stats" in found["figures-unknown"].advice
             for odd in ('{"entries": 7}', '{"entries": [7, {"failed": true}, {"group": {}, "failed": false}]}', "[]"):
                 books.do("update outbox.figures set figures = %s, at = now()", odd)
-                assert await findings(books) == {}
+                assert findings(books) == {}
 
 
-class Minutes:
-    """The minutes that a relay writes. Each is as short as what the test does in it."""
-
-    def __init__(self, harness: RelayHarness, books: Ledger) -> None:
-        self._books = books
-        self._relay, self._ticks = harness.relays[0], harness.ticker._measures  # pyright: ignore[reportPrivateUsage]
-        snapshots = Snapshots({"s": self._relay}, self._ticks, lambda _: [], lambda: True)
-        self._copies = snapshots.copies
-        self._history = History(harness.store, self._ticks, snapshots.copies, lambda _: [], RecordedLog())
-        self.begin()
-
-    def begin(self) -> None:
-        """Begin a minute."""
-        self._before = self._moment()
-
-    def _moment(self) -> Moment:
-        return Moment(time.monotonic(), lease_clock(), self._copies(), self._ticks.tick.copy())
-
-    async def write(self, minutes: tuple[int, int]) -> None:
-        """Write a minute that ends now, and copy it to others."""
-        self._before, before = self._moment(), self._before
-        await self._history.add(before, self._before)
-        self._books.do(COPIES, *minutes)
-        self._books.do("delete from outbox.history where at > now() - interval '2 minutes'")
-
-    def count(self, measure: str) -> int:
-        """Return how often the relay has measured `measure`."""
-        measures = self._ticks if measure == "tick" else self._relay.measures
-        return sum(getattr(measures, measure).copy().counts)
-
-    async def more(self, measure: str, before: int | None = None) -> None:
-        """Wait until the relay has measured `measure` once more than now, or than `before`."""
-        before = self.count(measure) if before is None else before
-        await auntil(lambda: asyncio.sleep(0, self.count(measure) > before), seconds=20, what=f"another {measure}")
-
-
-@pytest.mark.parametrize(
-    ("measure", "table", "mode", "evidence"),
-    [
-        pytest.param("settle", "outbox.progress", "share", "settle of sink s: ", id="settle"),
-        pytest.param("claim", "outbox.delivery", "exclusive", "claim of sink s: ", id="claim"),
-        pytest.param("tick", "outbox.meta", "access exclusive", "tick: ", id="tick"),
-    ],
-)
-async def test_statements_that_a_lock_makes_slow_are_found_in_the_minutes_that_a_relay_writes(
-    database: Database, monkeypatch: pytest.MonkeyPatch, measure: str, table: str, mode: str, evidence: str
-) -> None:
-    """A database is busy with 6 s of statements in a minute; here it is with 0.1 s, since the minute is a moment."""
-    monkeypatch.setattr(degradation, "LEAST_BUSY_MS", 100.0)
-    async with running(database.dsn, (spec("s"), MemorySink())) as harness, ledger(database) as books:
-        await harness.owns_all()
-        minutes = Minutes(harness, books)
-        for _ in range(2):  # the first statements of a session take longer, and are no minute of their own
-            minutes.begin()
-            books.emit("k")
-            await minutes.more("settle")
-            await minutes.more(measure) if measure != "settle" else None
-        await minutes.write(EARLIER)
-        books.emit("k")
-        with database.connect() as other:
-            other.execute(f"lock table {table} in {mode} mode".encode())
-            await auntil(lambda: asyncio.sleep(0, books.query(WAITED, table)), seconds=20, what="a statement waits")
-            before = minutes.count(measure)
-        await minutes.more(measure, before)
-        await minutes.write(RECENT)
-        found = await findings(books)
-    assert found["statements-slower"].evidence.startswith(evidence)
-    assert "database-busy" in found
-
-
-async def test_a_statement_of_a_relay_that_waits_for_a_lock_is_found(database: Database) -> None:
+def test_a_statement_of_a_relay_that_waits_for_a_lock_is_found(database: Database) -> None:
     """Its own limit ends the wait after 5 s."""
-    async with running(database.dsn, (spec("s"), MemorySink())) as harness, ledger(database) as books:
-        await harness.owns_all()
+    with running(database.dsn, (spec("s"), MemorySink())) as harness, ledger(database) as books:
+        harness.owns_all()
         with database.connect() as other:
             other.execute("lock table outbox.progress in share mode")
             books.emit("k")
 
-            async def seen() -> list[Any]:
-                return await books.store.named("doctor_locks", {"seconds": server.LOCK_SECONDS})
+            def seen() -> list[Any]:
+                return books.store.named("doctor_locks", {"seconds": server.LOCK_SECONDS})
 
-            [wait] = server.examine_locks(await auntil(seen, seconds=20, what="the wait is seen"))
+            [wait] = server.examine_locks(until(seen, seconds=20, what="the wait is seen"))
             assert f"blocked by {other.info.backend_pid}" in wait.evidence
-        await harness.settled()
+        harness.settled()
 
 
-async def test_a_transaction_is_found_with_the_dead_rows_that_it_keeps(books: Ledger) -> None:
+def test_a_transaction_is_found_with_the_dead_rows_that_it_keeps(books: Ledger) -> None:
     with books.database.connect() as first, books.database.connect() as second:
         first.execute("set transaction isolation level repeatable read")
         first.execute("select 1 from outbox.event")
         second.execute("lock table outbox.uid in access share mode")
         for _ in range(5):
             books.do("update outbox.shard set crashes = 0 where shard = 7")
-        rows = await books.store.named("doctor_transactions", {"seconds": 0.0})
+        rows = books.store.named("doctor_transactions", {"seconds": 0.0})
         pids = [f"{each.info.backend_pid}," for each in (first, second)]
         [keeps, none] = [row.held for pid in pids for row in rows if row.who.split()[1] == pid]
         assert none is None
@@ -245,80 +170,80 @@ async def test_a_transaction_is_found_with_the_dead_rows_that_it_keeps(books: Le
     assert "holds only its locks; " in finding.evidence
 
 
-async def test_a_table_without_autovacuum_is_found(books: Ledger) -> None:
+def test_a_table_without_autovacuum_is_found(books: Ledger) -> None:
     books.do("alter table outbox.uid set (autovacuum_enabled = off)")
-    found = (await findings(books))["autovacuum-off"]
+    found = (findings(books))["autovacuum-off"]
     assert (found.severity, found.evidence) == ("warning", "autovacuum_enabled is off for uid")
 
 
-async def test_a_table_that_autovacuum_does_not_visit_is_found(books: Ledger) -> None:
+def test_a_table_that_autovacuum_does_not_visit_is_found(books: Ledger) -> None:
     """PostgreSQL may lose any report of statistics: each look makes dead rows again."""
 
-    async def late() -> list[Any]:
+    def late() -> list[Any]:
         with books.database.connect(autocommit=True) as ended:  # the end of a session makes its counts known
             ended.execute("insert into outbox.uid (uid) select gen_random_uuid() from generate_series(1, 300)")
             ended.execute("delete from outbox.uid")
-        return [row for row in await books.store.named("doctor_autovacuum", parameters) if row.name == "uid"]
+        return [row for row in books.store.named("doctor_autovacuum", parameters) if row.name == "uid"]
 
     parameters = {"dead": 0, "seconds": 0.0}
-    rows = await auntil(late, seconds=20, what="the dead rows are counted")
+    rows = until(late, seconds=20, what="the dead rows are counted")
     [finding] = server.examine_autovacuum(rows)
     assert finding.id == "autovacuum-late"
     assert rows[0].dead >= 300
     assert f"uid: {rows[0].dead} dead rows, last visit: " in finding.evidence
-    assert not await books.store.named("doctor_autovacuum", {"dead": 1_000_000, "seconds": 0.0})
+    assert not books.store.named("doctor_autovacuum", {"dead": 1_000_000, "seconds": 0.0})
     books.do("vacuum outbox.uid")
 
 
-async def test_a_sink_that_no_relay_lists_is_found(books: Ledger) -> None:
-    await books.live("relay-1", "another")
+def test_a_sink_that_no_relay_lists_is_found(books: Ledger) -> None:
+    books.live("relay-1", "another")
     books.do("update outbox.shard set lease_until = now() - interval '1 minute'")
-    found = await findings(books)
+    found = findings(books)
     assert found.keys() == {"sink-unserved"}
     assert found["sink-unserved"].severity == "critical"
 
 
-async def test_a_topic_in_trouble_is_found_while_its_sink_delivers(books: Ledger) -> None:
+def test_a_topic_in_trouble_is_found_while_its_sink_delivers(books: Ledger) -> None:
     ids = books.emit("a", "b", "c")
-    await books.catch_up("s")
-    await books.park("s", *(books.row(each) for each in ids))
+    books.catch_up("s")
+    books.park("s", *(books.row(each) for each in ids))
     books.do("update outbox.delivery set last_error = 'topic shop.x: UNKNOWN_TOPIC_OR_PART' where id <> %s", ids[2])
-    found = await findings(books)
+    found = findings(books)
     assert found["topics-in-trouble"].evidence == "topic shop.x: UNKNOWN_TOPIC_OR_PART (2 rows)"
     books.do("update outbox.sink set circuit = 'open', circuit_since = now()")
-    assert "topics-in-trouble" not in await findings(books), "the whole destination is down"
+    assert "topics-in-trouble" not in findings(books), "the whole destination is down"
 
 
-async def test_a_relay_behind_a_pooler_that_polls_is_found(books: Ledger, tmp_path: Path) -> None:
-    key = await books.store.config_key()
+def test_a_relay_behind_a_pooler_that_polls_is_found(books: Ledger, tmp_path: Path) -> None:
+    key = books.store.config_key()
     for line, wanted in (("", ["pooler-without-listen"]), ('listen_dsn = "postgresql://relay@db/shop"', [])):
         text = FILE.replace("[database]", f'[database]\npooler = "transaction"\n{line}')
         config = json.dumps(recorded(load_text(tmp_path, text), key))
-        await books.store.record_config(books.relay, config)
-        assert list(await findings(books)) == wanted
+        books.store.record_config(books.relay, config)
+        assert list(findings(books)) == wanted
 
 
-async def test_growth_of_the_log_is_found(books: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_growth_of_the_log_is_found(books: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limits are smaller than those of the product, and the days too."""
     with books.database.connect(autocommit=True) as owner:
         fill_days(owner, 2, 1)
-    assert "log-growth" not in await findings(books)
+    assert "log-growth" not in findings(books)
     monkeypatch.setattr(log, "MOST_GROWTH", 1)
     monkeypatch.setattr(log, "MOST_DAILY", 1)
-    assert "when its days reach keep_days (30)" in (await findings(books))["log-growth"].evidence
+    assert "when its days reach keep_days (30)" in (findings(books))["log-growth"].evidence
     books.do("update outbox.retention set keep_days = 0")
-    assert (await findings(books))["log-growth"].advice == "set [retention] keep_days"
+    assert (findings(books))["log-growth"].advice == "set [retention] keep_days"
 
 
-async def test_every_statement_of_doctor_is_asked(database: Database) -> None:
+def test_every_statement_of_doctor_is_asked(database: Database) -> None:
     """The last one is asked for sinks in trouble only."""
     store = CountingStore(database.dsn)
-    await store.open()
+    store.open()
     with database.connect(autocommit=True) as owner:
         owner.execute("insert into outbox.sink (name, patterns, start, circuit) values ('s', '{*}', 'now', 'open')")
         owner.execute("select outbox.emit('a.b', '{}')")
-    await doctor(store)
-    await store.close()
+    doctor(store)
+    store.close()
     assert {path.stem for path in SQL.glob("doctor_*.sql")} <= store.calls.keys()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Generator
@@ -14,11 +13,9 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, TraceFlags, TraceState
 
 from outbox_relay import __version__, outbox
-from outbox_relay.formats.trace_context import trace_context
 from tests.support.database import Database, query
 
 OWN = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -105,17 +102,6 @@ async def test_every_function_records_a_span_per_event(
     assert [(each or {})["traceparent"][:-2] for each in found] == [named(span) for span in ended]
 
 
-@pytest.mark.parametrize("name", ["traceparent", "Traceparent"])
-def test_the_applications_own_context_wins_and_has_no_span(
-    connection: psycopg.Connection[Any], spans: InMemorySpanExporter, name: str
-) -> None:
-    outbox.emit_many(connection, [outbox.Event("a", 1, headers={name: OWN}), outbox.Event("b", 2)])
-    own, ours = headers(connection)
-    assert own == {name: OWN}
-    assert ours is not None
-    assert [span.name for span in spans.get_finished_spans()] == ["create b"]
-
-
 @pytest.mark.parametrize("left", [0, 1, 73, 74, 400])
 @pytest.mark.parametrize("character", ["x", "é", "\U0001f600", '"', "\t"])
 def test_headers_that_may_be_emitted_may_still_be(
@@ -132,25 +118,6 @@ def test_headers_that_may_be_emitted_may_still_be(
     assert len(spans.get_finished_spans()) == 1
     if character == "x":
         assert ("traceparent" in found, "tracestate" in found) == (left >= 74, left >= 400)
-
-
-def test_a_long_tracestate_is_left_out(connection: psycopg.Connection[Any], spans: InMemorySpanExporter) -> None:
-    long = TraceState([(f"vendor{n}", "x" * 200) for n in range(3)])
-    with inside(SpanContext(REMOTE.trace_id, REMOTE.span_id, True, TraceFlags(1), long)):
-        outbox.emit(connection, "a", 1)
-    [found] = headers(connection)
-    assert list(found or {}) == ["traceparent"]
-    assert len(spans.get_finished_spans()) == 1
-
-
-def test_a_context_that_is_not_sampled_is_passed_on(
-    connection: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use(TracerProvider(sampler=ALWAYS_OFF, shutdown_on_exit=False), monkeypatch)
-    outbox.emit(connection, "a", 1)
-    context = trace_context(json.dumps(headers(connection)[0]))
-    assert context is not None
-    assert not context.sampled
 
 
 def test_the_api_alone_changes_nothing_but_passes_a_context_on(
@@ -180,18 +147,6 @@ def test_a_tracer_that_fails_fails_no_emit(
     ending, starting = headers(connection)
     assert "traceparent" in (ending or {})
     assert starting is None
-
-
-def test_the_span_of_a_refused_event_has_the_class_of_the_error_alone(
-    connection: psycopg.Connection[Any], spans: InMemorySpanExporter
-) -> None:
-    with pytest.raises(outbox.InvalidEvent):
-        outbox.emit(connection, "order created", "canary", key="canary")
-    [span] = spans.get_finished_spans()
-    assert (span.attributes or {})["error.type"] == "outbox_relay.outbox.InvalidEvent"
-    assert not span.status.is_ok
-    assert (span.status.description, span.events) == (None, ())
-    assert "canary" not in span.to_json()
 
 
 PROGRAM = """

@@ -14,7 +14,7 @@ from outbox_relay.postgres.store import Store
 from tests.support.archives import archived, run, write_config
 from tests.support.command import inside
 from tests.support.database import Database
-from tests.support.days import Connection, begin, emit_ago, fill_days, keep, one, table_ago
+from tests.support.days import Connection, begin, emit_ago, fill_days, keep, one
 from tests.support.erasing import Erasure, erase
 
 LEFT = "select archived_to, writing_to, unfinished, checked_snapshot, archived_snapshot from outbox.day"
@@ -59,13 +59,14 @@ def test_archives_that_hold_a_key_are_named(database: Database, owner: Connectio
     assert erased(config, "k9")["archives"] == [{"address": address, "holds": None}]
 
 
+@pytest.mark.fence("a day is emptied whose archive holds an event as it was before its erasure")
 @pytest.mark.slow
 def test_an_archive_of_a_day_that_is_still_there_is_written_again(
     owner: Connection, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Goes red when an erasure leaves the archive of its day as it is."""
 
-    async def locked(*_: object) -> str:
+    def locked(*_: object) -> str:
         return "locked"
 
     with monkeypatch.context() as patch:
@@ -84,6 +85,7 @@ def test_an_archive_of_a_day_that_is_still_there_is_written_again(
     assert erased(config, "k2")["archives"] == []
 
 
+@pytest.mark.fence("a day is emptied whose archive holds an event as it was before its erasure")
 def test_an_archive_that_is_being_written_does_not_count(owner: Connection, database: Database) -> None:
     lease = begin(owner)
     owner.execute("select outbox_internal.check_day(current_date - 12, %s)", (lease,))
@@ -92,32 +94,3 @@ def test_an_archive_that_is_being_written_does_not_count(owner: Connection, data
     with pytest.raises(errors.ObjectNotInPrerequisiteState, match="has no check"):
         owner.execute("select outbox_internal.record_archive(current_date - 12, %s, '/a/half', 'x', 3)", (lease,))
     assert one(owner, f"select outbox_internal.empty_day(current_date - 12, {lease}, 3)") == "again"
-
-
-def test_a_check_that_runs_meanwhile_waits_and_is_taken_back(owner: Connection, database: Database) -> None:
-    """The day has no row yet. Goes red when an erasure changes only rows that are there."""
-    erasure = Erasure(database, {"key": "k2"})
-    erasure.until("erasing")
-    with database.connect() as check:
-        lease = begin(owner)
-        check.execute("select outbox_internal.check_day(current_date - 12, %s)", (lease,))
-        with pytest.raises(errors.LockNotAvailable):
-            erasure.step()
-        check.commit()
-    assert erasure.run()["done"] == 1
-    assert one(owner, "select checked_snapshot is null from outbox.day where day = current_date - 12")
-
-
-def test_a_check_that_begins_during_an_erasure_does_not_fail(owner: Connection, database: Database) -> None:
-    erasure = Erasure(database, {"key": "k2"})
-    erasure.until("erasing")
-    lease = begin(owner)
-    with database.connect() as step:
-        step.execute("select outbox.erase('{\"key\": \"k2\"}', 't', 'r', erasure_id => %s)", (erasure.number,))
-        owner.execute("set lock_timeout = '200ms'")
-        with pytest.raises(errors.LockNotAvailable):
-            owner.execute("select outbox_internal.check_day(current_date - 12, %s)", (lease,))
-        step.commit()
-    owner.execute("select outbox_internal.check_day(current_date - 12, %s)", (lease,))
-    assert one(owner, "select checked_snapshot is not null from outbox.day where day = current_date - 12")
-    assert one(owner, f"select count(*) from outbox.{table_ago(12)} where key is null") == 1

@@ -6,7 +6,6 @@ ids and transaction numbers for other events.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from collections.abc import Callable, Generator, Sequence
@@ -15,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
@@ -23,7 +21,6 @@ from outbox_relay import outbox
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Verdict
 from outbox_relay.postgres.migrations import migrate
-from outbox_relay.relay import log_reader, settler
 from outbox_relay.workbench.embedded.ports import LOOPBACK
 from outbox_relay.workbench.shop.checker import DeliveryChecker
 from tests.support.database import Database, query
@@ -36,12 +33,11 @@ from tests.support.relay_harness import LOST, RelayHarness, running, spec
 from tests.support.replication import NAME, Pair
 from tests.support.service import RelayService
 from tests.support.shop import Report, Writers
-from tests.support.wait import auntil, until
+from tests.support.wait import until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.xdist_group("failover")]
 
 KEYS = 500
-KEPT = 20
 UNFLUSHED = {"wal_writer_delay": "10s"}
 """Commits that did not wait for the disk stay off it for a while."""
 
@@ -110,21 +106,6 @@ def hidden_failover(pair: Pair, pooler: PgBouncer) -> None:
 # -- what is held of a server that is gone ----------------------------------------------------------------------
 
 
-@dataclass
-class Held:
-    """A sink that delivers the first event when `first` is set, and the others when `rest` is."""
-
-    first: asyncio.Event
-    rest: asyncio.Event
-    asked: int = 0
-
-    async def script(self, _event: StoredEvent, _attempt: int) -> Verdict:
-        """Wait to be let go."""
-        self.asked += 1
-        await (self.first if self.asked == 1 else self.rest).wait()
-        return DELIVERED
-
-
 def emit(database: Database, keys: Sequence[str], payload: str = "x") -> list[str]:
     """Emit one event per key in one transaction; returns their uids."""
     with database.connect() as connection:
@@ -132,91 +113,18 @@ def emit(database: Database, keys: Sequence[str], payload: str = "x") -> list[st
         return [str(uid) for uid in outbox.emit_many(connection, events)]
 
 
-def every_other_runs_on(database: Database, begun: int) -> list[psycopg.Connection]:
-    """Return half of the transactions that began one after the other; the others have ended."""
-    left: list[psycopg.Connection] = []
-    for n in range(begun):
-        connection = database.connect()
-        connection.execute("select pg_current_xact_id()")
-        if n % 2:
-            left.append(connection)
-        else:
-            connection.commit()
-            connection.close()
-    return left
-
-
-def take_ids(database: Database, count: int) -> None:
-    """Skip `count` ids, so that the next events have higher ones."""
-    query(database, "select max(nextval('outbox.event_id_seq')) from generate_series(1, %s)", count)
-
-
-async def in_hand(harness: RelayHarness, events: int) -> None:
-    """Wait until the relay has read this many."""
-
-    async def fact() -> bool:
-        return harness.relays[0].in_hand >= events
-
-    await auntil(fact, seconds=20, what=f"{events} events are in hand")
-
-
-async def arrived(sink: MemorySink, wanted: Sequence[str]) -> None:
+def arrived(sink: MemorySink, wanted: Sequence[str]) -> None:
     """Wait until all of `wanted` have been delivered."""
     missing = set(wanted)
 
-    async def fact() -> bool:
+    def fact() -> bool:
         return not missing - {event.uid for event in sink.delivered}
 
-    await auntil(fact, seconds=20, what=f"{len(missing)} events are delivered")
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("first", ["position", "window"])
-async def test_what_was_read_from_a_server_that_is_gone_is_of_no_use_at_its_successor(
-    shop: Shop, pooler: PgBouncer, monkeypatch: pytest.MonkeyPatch, first: str
-) -> None:
-    """A relay stands in the middle of a window when ids and transaction numbers are given out again; it takes no tick.
-
-    The first thing of it to reach the new server is its position, which is ahead of the log there, or a read of the
-    window's rest, in which its tick shows every other event.
-    """
-    monkeypatch.setattr(log_reader, "CHUNK_EVENTS", 100)
-    monkeypatch.setattr(log_reader, "CHUNK_BYTES", 1000)
-    monkeypatch.setattr(settler, "MOST_EVENTS", 100)
-    monkeypatch.setattr(settler, "FLUSH_SECONDS", 0.1 if first == "position" else 60.0)
-    held = Held(asyncio.Event(), asyncio.Event())
-    sink = MemorySink(held.script)
-    async with running(pooler.dsn(shop.name), (spec("s"), sink), listen=False, pooler=True, expects=LOST) as harness:
-        await harness.owns_all()
-        await asyncio.to_thread(shop.forsake)
-        pooler.pause()
-        left = every_other_runs_on(shop.database, 2 * KEPT)
-        if first == "position":
-            take_ids(shop.database, 300)
-        lost = [*emit(shop.database, ["big"], "x" * 2000), *emit(shop.database, ["a", "b", "c", "d"] * 50)]
-        pooler.resume()
-        await in_hand(harness, 101)
-        settlements = harness.store.calls["settle"]
-        await asyncio.to_thread(hidden_failover, shop.pair, pooler)
-        if first == "window":
-            take_ids(shop.database, 300)
-        kept = [uid for _ in range(KEPT) for uid in emit(shop.database, ["one"])]
-        held.first.set()
-        if first == "position":
-            await auntil(
-                lambda: asyncio.sleep(0, harness.store.calls["settle"] > settlements), seconds=10, what="it settles"
-            )
-        held.rest.set()
-        await arrived(sink, kept)
-    uids = [event.uid for event in sink.delivered]
-    assert [uid for uid in dict.fromkeys(uids) if uid in kept] == kept, "first deliveries in order"
-    assert set(uids) & set(lost), "nothing was delivered that was then lost"
-    for connection in left:
-        connection.close()
+    until(fact, seconds=20, what=f"{len(missing)} events are delivered")
 
 
 @pytest.mark.slow
-async def test_a_commit_that_waits_for_a_standby_is_given_up_and_settled_once(shop: Shop) -> None:
+def test_a_commit_that_waits_for_a_standby_is_given_up_and_settled_once(shop: Shop) -> None:
     """The standby is gone: a settlement is committed, but not confirmed before its deadline.
 
     An event that fails meanwhile has one row, whatever became of the settlement that made it.
@@ -231,21 +139,21 @@ async def test_a_commit_that_waits_for_a_standby_is_given_up_and_settled_once(sh
 
     sink = MemorySink(script)
     assert shop.pair.standby is not None
-    async with running(shop.dsn, (spec("s"), sink), call_seconds=1.0, expects={"statement_failed", *LOST}) as harness:
-        await arrived(sink, emit(shop.database, ["a"]))
-        await asyncio.to_thread(shop.pair.standby.stop)
+    with running(shop.dsn, (spec("s"), sink), call_seconds=1.0, expects={"statement_failed", *LOST}) as harness:
+        arrived(sink, emit(shop.database, ["a"]))
+        shop.pair.standby.stop()
         with shop.database.connect() as connection:
             connection.execute("set local synchronous_commit = local")
             events = [outbox.Event("test.event", "x", key=key) for key in ["a", "fails"] * 10]
             emitted = list(map(str, outbox.emit_many(connection, events)))
-        await auntil(lambda: asyncio.sleep(0, _given_up(harness)), seconds=20, what="the relay gives up waiting")
-        await auntil(lambda: asyncio.sleep(0, bool(failed)), seconds=20, what="an event fails")
-        await asyncio.to_thread(shop.pair.standby.start)
-        await arrived(sink, emitted)
-        await harness.settled()
+        until(lambda: _given_up(harness), seconds=20, what="the relay gives up waiting")
+        until(lambda: bool(failed), seconds=20, what="an event fails")
+        shop.pair.standby.start()
+        arrived(sink, emitted)
+        harness.settled()
         rows = query(shop.database, "select count(*) from outbox.delivery")
         again = emit(shop.database, ["a", "fails"])
-        await arrived(sink, again)
+        arrived(sink, again)
     assert rows == [(0,)]
     uids = list(dict.fromkeys(event.uid for event in sink.delivered if event.key == "fails"))
     assert uids == [*emitted[1::2], again[1]], "the order of first deliveries"

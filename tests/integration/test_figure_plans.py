@@ -10,7 +10,7 @@ from collections.abc import Generator
 
 import pytest
 
-from outbox_relay.service.metrics.figures import MOST_DEFAULT, MOST_EVENTS, MOST_EVENTS_SECONDS, MOST_ROWS
+from outbox_relay.service.metrics.figures import MOST_EVENTS, MOST_EVENTS_SECONDS, MOST_ROWS
 from tests.support.database import Database
 from tests.support.plans import EVENTS_OF_A_DAY, LOG, NEVER_IN_ORDER, PARTITIONS, Explained
 from tests.support.postgres import PostgresServer
@@ -31,7 +31,6 @@ select 'crm', e.id, e.shard, (array['waiting', 'held', 'dead', 'waiting'])[1 + e
 """
 DAYS_AHEAD = 40
 """Time after which the events of the DEFAULT partition were emitted: no partition is for that day."""
-KEEP_DAYS = 10
 OF_ROWS, OF_SINKS = "group by r.state", "order by k.name"
 STATES = 3
 """Scans of rows: those of waiting and scheduled rows are one."""
@@ -105,23 +104,6 @@ def test_a_backlog_is_counted_up_to_its_bound(explained: Explained) -> None:
     assert events > ROWS / 2, "estimated"
     assert oldest > 0.0
     assert buffers(explained, of="outbox_internal.backlog") < 200_000
-
-
-def test_events_in_the_default_partition_are_counted_up_to_a_bound(explained: Explained) -> None:
-    counted = "from outbox.event_default limit"
-    assert explained.run("status_default_partition", most=MOST_DEFAULT) == [(MOST_DEFAULT,)]
-    assert sum(node.scanned for node in explained.scans("event_default", of=counted)) <= MOST_DEFAULT
-    assert buffers(explained, of=counted) < MOST_DEFAULT / 10
-
-
-def test_days_past_their_time_are_counted_without_their_events(explained: Explained) -> None:
-    with explained.connection.transaction(force_rollback=True):
-        explained.connection.execute("update outbox.retention set keep_days = %s", (KEEP_DAYS,))
-        [(days,)] = explained.run("figures_of_retention")
-    assert days == PARTITIONS - 1 - KEEP_DAYS
-    assert tables_of_events(explained) <= {"event_default"}
-    assert sum(node.scanned for node in explained.scans("event_default", of="d.created_at < cutoff")) == 0
-    assert buffers(explained, of="outbox.retention_status") < 5_000
 
 
 @pytest.mark.parametrize(

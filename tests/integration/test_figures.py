@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator, Generator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -22,7 +21,6 @@ from tests.support.database import Database, query
 from tests.support.logs import RecordedLog
 from tests.support.relay_harness import CountingStore
 from tests.support.roles import denied, new_role
-from tests.support.wait import auntil
 
 REGISTER = """
 select outbox_internal.register_sinks(
@@ -45,15 +43,15 @@ def role(database: Database) -> Generator[str]:
         yield name
 
 
-@asynccontextmanager
-async def measuring(dsn: str, relay: UUID | None = None) -> AsyncGenerator[tuple[Figures, CountingStore, RecordedLog]]:
+@contextmanager
+def measuring(dsn: str, relay: UUID | None = None) -> Generator[tuple[Figures, CountingStore, RecordedLog]]:
     """Yield figures of one relay, its store, and its log."""
     store, log = CountingStore(dsn), RecordedLog()
-    await store.open()
+    store.open()
     try:
         yield Figures(store, relay or uuid4(), log), store, log
     finally:
-        await store.close()
+        store.close()
 
 
 def execute(database: Database, statement: str) -> None:
@@ -73,14 +71,14 @@ def failed(figures: Figures) -> set[str]:
     return {aged.entry.group for aged in figures.known(time.monotonic()) if aged.entry.failed}
 
 
-async def test_figures_say_what_is_in_the_database(database: Database) -> None:
+def test_figures_say_what_is_in_the_database(database: Database) -> None:
     query(database, REGISTER)
     query(database, "select outbox.emit('a.x', '1', key => 'k' || n) from generate_series(1, 30) n")
     query(database, ROWS)
     query(database, "select outbox.emit(t, '1', deliver_at => now() + '1 day') from unnest('{a.x,b.x}'::text[]) t")
     query(database, "update outbox.sink set paused = name = 'idle' returning 1")
-    async with measuring(database.dsn) as (figures, store, log):
-        await figures.round()
+    with measuring(database.dsn) as (figures, store, log):
+        figures.round()
         assert (failed(figures), log.warnings) == (set(), [])
         found = values(figures)
         assert {
@@ -103,24 +101,24 @@ async def test_figures_say_what_is_in_the_database(database: Database) -> None:
 
 
 @pytest.mark.parametrize("time", ["-infinity", "infinity", "0001-01-01 00:00:00+00 BC"])
-async def test_an_event_of_no_time_is_measured(database: Database, time: str) -> None:
+def test_an_event_of_no_time_is_measured(database: Database, time: str) -> None:
     """Goes red on PostgreSQL 15 and 16, which subtract no infinite times, without `loadable_time`."""
     query(database, REGISTER)
     query(database, "select outbox.emit('a.x', '1')")
     query(database, f"update outbox.event set created_at = '{time}' returning 1")
-    async with measuring(database.dsn) as (figures, _, log):
-        await figures.round()
+    with measuring(database.dsn) as (figures, _, log):
+        figures.round()
         assert (failed(figures), log.warnings) == (set(), [])
         assert values(figures)["outbox_backlog_events", "crm"] == 1.0
         assert (values(figures)["outbox_oldest_undelivered_seconds", "crm"] > 1e9) == (time != "infinity")
 
 
-async def test_one_relay_measures_and_the_other_reads_what_it_stored(database: Database) -> None:
+def test_one_relay_measures_and_the_other_reads_what_it_stored(database: Database) -> None:
     query(database, REGISTER)
-    async with measuring(database.dsn) as (first, store, _), measuring(database.dsn) as (second, other, _):
+    with measuring(database.dsn) as (first, store, _), measuring(database.dsn) as (second, other, _):
         for _ in range(3):
-            await first.round()
-            await second.round()
+            first.round()
+            second.round()
         assert values(first) == values(second) != {}
         ages = [aged.age for aged in second.known(time.monotonic())]
         assert 0.0 <= min(ages) <= max(ages) < 60.0
@@ -128,185 +126,164 @@ async def test_one_relay_measures_and_the_other_reads_what_it_stored(database: D
         assert max(aged.age for aged in second.known(time.monotonic() + 5)) > before + 4.9
         assert second.known(time.monotonic() + 3600) == []
         query(database, "update outbox.figures set lease_until = '-infinity' returning 1")
-        await second.round()
-        await first.round()
+        second.round()
+        first.round()
         [(owner,)] = query(database, "select owner from outbox.figures")
         assert owner == second._relay  # pyright: ignore[reportPrivateUsage]
         assert store.connection_losses == other.connection_losses == 0
 
 
-async def test_figures_are_stored_only_under_the_newest_claim(database: Database) -> None:
+def test_figures_are_stored_only_under_the_newest_claim(database: Database) -> None:
     """Goes red without the fence: a relay that was stopped while it measured would overwrite newer figures."""
     first, second = uuid4(), uuid4()
-    async with measuring(database.dsn) as (_, store, _):
-        old = await store.claim_figures(first, LEASE_SECONDS)
+    with measuring(database.dsn) as (_, store, _):
+        old = store.claim_figures(first, LEASE_SECONDS)
         assert old.token is not None
-        assert (await store.claim_figures(second, LEASE_SECONDS)).token is None
+        assert (store.claim_figures(second, LEASE_SECONDS)).token is None
         query(database, "update outbox.figures set lease_until = clock_timestamp() - interval '1 second' returning 1")
-        assert not await store.store_figures(first, old.token, {"late": 1})
-        new = await store.claim_figures(second, LEASE_SECONDS)
+        assert not store.store_figures(first, old.token, {"late": 1})
+        new = store.claim_figures(second, LEASE_SECONDS)
         assert new.token is not None
-        assert not await store.store_figures(first, old.token, {"late": 1})
-        assert not await store.store_figures(second, old.token, {"late": 1})
-        assert await store.store_figures(second, new.token, {"format": 1})
-        assert (await store.stored_figures())[0] == {"format": 1}
+        assert not store.store_figures(first, old.token, {"late": 1})
+        assert not store.store_figures(second, old.token, {"late": 1})
+        assert store.store_figures(second, new.token, {"format": 1})
+        assert (store.stored_figures())[0] == {"format": 1}
 
 
-async def test_a_lease_that_ends_too_far_ahead_comes_from_another_clock_and_has_lapsed(database: Database) -> None:
+def test_a_lease_that_ends_too_far_ahead_comes_from_another_clock_and_has_lapsed(database: Database) -> None:
     query(
         database,
         "update outbox.figures set owner = gen_random_uuid(), lease_until = now() + interval '1 day' returning 1",
     )
-    async with measuring(database.dsn) as (_, store, _):
-        assert (await store.claim_figures(uuid4(), LEASE_SECONDS)).token is not None
+    with measuring(database.dsn) as (_, store, _):
+        assert (store.claim_figures(uuid4(), LEASE_SECONDS)).token is not None
 
 
-async def test_figures_come_back_when_their_row_was_deleted(database: Database) -> None:
+def test_figures_come_back_when_their_row_was_deleted(database: Database) -> None:
     query(database, "delete from outbox.figures returning 1")
-    async with measuring(database.dsn) as (figures, _, _):
-        await figures.round()
+    with measuring(database.dsn) as (figures, _, _):
+        figures.round()
         assert values(figures)
 
 
 @pytest.mark.parametrize("stored", [None, 7, "x", [1], {"format": 2}, {"format": 1, "entries": [{"group": [1]}]}])
-async def test_anything_that_is_stored_can_be_read(database: Database, stored: object) -> None:
+def test_anything_that_is_stored_can_be_read(database: Database, stored: object) -> None:
     sql = "update outbox.figures set owner = %s, lease_until = now() + interval '50 s', figures = %s returning 1"
     query(database, sql, uuid4(), None if stored is None else Jsonb(stored))
-    async with measuring(database.dsn) as (figures, _, _):
-        await figures.round()
+    with measuring(database.dsn) as (figures, _, _):
+        figures.round()
         assert figures.known(time.monotonic()) == []
 
 
-async def test_figures_of_the_future_are_unknown(database: Database) -> None:
+def test_figures_of_the_future_are_unknown(database: Database) -> None:
     ahead = dump([Entry("locks", None, time.time() + 600, 10.0, False, ())])
     sql = "update outbox.figures set owner = %s, lease_until = now() + interval '50 s', figures = %s returning 1"
     query(database, sql, uuid4(), Jsonb(ahead))
-    async with measuring(database.dsn) as (figures, _, _):
-        await figures.round()
+    with measuring(database.dsn) as (figures, _, _):
+        figures.round()
         assert figures.known(time.monotonic()) == []
 
 
 # -- groups that fail -----------------------------------------------------------------------------------------
 
 
-async def test_a_role_that_may_not_see_others_sessions_knows_no_oldest_transaction(
-    database: Database, role: str
-) -> None:
+def test_a_role_that_may_not_see_others_sessions_knows_no_oldest_transaction(database: Database, role: str) -> None:
     """Goes red when it is 0: an alert on it would never fire, although a transaction holds back VACUUM."""
     migrate(database.dsn, grant_relay=[role])
     with database.connect() as held:
         held.execute("select pg_current_xact_id()")
-        async with measuring(database.dsn_as(role)) as (figures, store, log):
-            await figures.round()
+        with measuring(database.dsn_as(role)) as (figures, store, log):
+            figures.round()
             assert failed(figures) == {"transactions"}
             assert ("outbox_oldest_transaction_seconds",) not in values(figures)
             execute(database, f"grant pg_read_all_stats to {role}")
-            await figures.round()
+            figures.round()
             assert failed(figures) == set()
             assert values(figures)["outbox_oldest_transaction_seconds",] > 0.0
             assert (store.connection_losses, log.warnings) == (0, [])
 
 
-async def test_prepared_transactions_count(database: Database) -> None:
+def test_prepared_transactions_count(database: Database) -> None:
     with database.connect(autocommit=True) as connection:
         if connection.execute("show max_prepared_transactions").fetchone() == ("0",):
             pytest.skip("needs prepared transactions")
         connection.execute("begin; select pg_current_xact_id(); prepare transaction 'figures'")
-        async with measuring(database.dsn) as (figures, _, _):
-            await figures.round()
+        with measuring(database.dsn) as (figures, _, _):
+            figures.round()
             assert values(figures)["outbox_oldest_transaction_seconds",] > 0.0
         connection.execute("rollback prepared 'figures'")
 
 
-async def test_a_group_that_runs_into_its_limit_is_unknown_and_costs_no_connection(database: Database) -> None:
+def test_a_group_that_runs_into_its_limit_is_unknown_and_costs_no_connection(database: Database) -> None:
     """Goes red when the client ends it: the connection would count as lost, and every session would start again."""
     query(database, REGISTER)
-    async with measuring(database.dsn) as (figures, store, log):
-        await figures.round()
+    with measuring(database.dsn) as (figures, store, log):
+        figures.round()
         with database.connect() as other:
             other.execute("lock table outbox.event in access exclusive mode")
             other.execute("lock table outbox.delivery in access exclusive mode")
-            await figures.round()
+            figures.round()
             assert {"sinks", "log", "default_partition"} <= failed(figures)
             assert values(figures)["outbox_lock_waits",] == 0.0
             assert ("outbox_log_bytes",) not in values(figures)
         assert store.connection_losses == 0
         assert {event for event, _ in log.warnings} == {"figures.failed"}
-        await figures.round()
+        figures.round()
         assert failed(figures) == set()
 
 
-async def test_fewer_rows_are_counted_after_a_count_that_failed(database: Database) -> None:
+def test_fewer_rows_are_counted_after_a_count_that_failed(database: Database) -> None:
     """Goes red when the bound stays: the figure would be unknown for as long as there are many rows."""
     query(database, REGISTER)
     asked: list[int] = []
-    async with measuring(database.dsn) as (figures, store, _):
+    with measuring(database.dsn) as (figures, store, _):
         measure = store.measure
 
-        async def fails(name: str, parameters: Mapping[str, Any]) -> list[Any]:
+        def fails(name: str, parameters: Mapping[str, Any]) -> list[Any]:
             if name == "figures_of_rows":
                 asked.append(parameters["most"])
                 if len(asked) < 3:
                     raise StatementFailed("canceling statement due to statement timeout", "57014")
-            return await measure(name, parameters)
+            return measure(name, parameters)
 
         store.measure = fails
         for _ in range(3):
-            await figures.round()
+            figures.round()
     assert asked == [100_000, 10_000, 1_000, 2_000, 4_000, 8_000]
 
 
-async def test_a_statement_that_takes_too_long_is_ended_by_the_server(database: Database) -> None:
-    async with measuring(database.dsn) as (_, store, _):
+def test_a_statement_that_takes_too_long_is_ended_by_the_server(database: Database) -> None:
+    with measuring(database.dsn) as (_, store, _):
         store._sql["figures_of_locks"] = "select pg_sleep(30)"  # pyright: ignore[reportPrivateUsage]
         began = time.monotonic()
         with pytest.raises(StatementFailed, match="statement timeout"):
-            await store.measure("figures_of_locks", {})
+            store.measure("figures_of_locks", {})
         assert time.monotonic() - began < 20
         assert store.connection_losses == 0
         limits = "select current_setting('statement_timeout') as whole, current_setting('lock_timeout') as lock"
         store._sql["figures_of_locks"] = limits  # pyright: ignore[reportPrivateUsage]
-        assert await store.measure("figures_of_locks", {}) == [("1s", "100ms")]
+        assert store.measure("figures_of_locks", {}) == [("1s", "100ms")]
 
 
-async def test_a_group_without_its_right_is_unknown_and_ends_nothing(database: Database, role: str) -> None:
+def test_a_group_without_its_right_is_unknown_and_ends_nothing(database: Database, role: str) -> None:
     migrate(database.dsn, grant_relay=[role])
     execute(database, f"revoke select on outbox.event_default from {role}")
-    async with measuring(database.dsn_as(role)) as (figures, _, log):
-        await figures.round()
+    with measuring(database.dsn_as(role)) as (figures, _, log):
+        figures.round()
         assert failed(figures) == {"transactions", "default_partition"}
         assert [fields["group"] for _, fields in log.warnings] == ["default_partition"]
 
 
-async def test_no_error_ends_the_loop(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ROUND_SECONDS", 0.0)
-    rounds = 0
-
-    async def breaks(_relay: UUID, _seconds: float) -> Any:
-        nonlocal rounds
-        rounds += 1
-        raise ValueError("odd")
-
-    async with measuring(database.dsn) as (figures, store, _):
-        monkeypatch.setattr(store, "claim_figures", breaks)
-        running = asyncio.create_task(figures.run())
-        await auntil(lambda: asyncio.sleep(0, rounds >= 2), seconds=20, what="a second round")
-        running.cancel()
-        await asyncio.wait({running})
-
-
-async def test_sinks_are_measured_in_turn_when_time_is_short(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sinks_are_measured_in_turn_when_time_is_short(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Goes red when each round begins with the first sink: the others would never be measured."""
     names = [f"s{number}" for number in range(5)]
     sinks = [{"name": name, "patterns": ["*"]} for name in names]
     query(database, "select outbox_internal.register_sinks(%s, 0, '3:3:', 3)", Jsonb(sinks))
     left = [0]
 
-    async def one(figures: Figures, sink: Any, /) -> None:
+    def one(figures: Figures, sink: Any, /) -> None:
         left[0] -= 1
-        await measure(figures, sink)
+        measure(figures, sink)
 
     def is_over(_until: float) -> bool:
         return left[0] <= 0
@@ -314,20 +291,20 @@ async def test_sinks_are_measured_in_turn_when_time_is_short(
     measure = Figures._sink  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(Figures, "_sink", one)
     monkeypatch.setattr(module, "is_over", is_over)
-    async with measuring(database.dsn) as (figures, _, _):
+    with measuring(database.dsn) as (figures, _, _):
         for known in (2, 4, 5):
             left[0] = 2
-            await figures.round()
+            figures.round()
             found = {aged.entry.sink for aged in figures.known(time.monotonic()) if aged.entry.group == "backlog"}
             assert found == set(names[:known])
 
 
-async def test_a_sink_that_was_removed_has_no_figures(database: Database) -> None:
+def test_a_sink_that_was_removed_has_no_figures(database: Database) -> None:
     query(database, REGISTER)
-    async with measuring(database.dsn) as (figures, _, _):
-        await figures.round()
+    with measuring(database.dsn) as (figures, _, _):
+        figures.round()
         query(database, "delete from outbox.sink where name = 'idle' returning 1")
-        await figures.round()
+        figures.round()
         assert {labels[0] for name, *labels in values(figures) if name == "outbox_paused"} == {"crm"}
 
 

@@ -342,7 +342,7 @@ def test_the_settings_are_those_of_the_relay() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
-async def test_databases_of_other_encodings_are_refused(postgres: PostgresServer, encoding: str) -> None:
+def test_databases_of_other_encodings_are_refused(postgres: PostgresServer, encoding: str) -> None:
     name = f"test_{uuid4().hex}"
     with postgres.connect() as admin:
         admin.execute(f"create database {name} encoding '{encoding}' locale 'C' template template0".encode())
@@ -357,6 +357,6 @@ async def test_databases_of_other_encodings_are_refused(postgres: PostgresServer
         with pytest.raises(
             DatabaseUnusable, match=f"^this database has the encoding {encoding}, and the outbox needs UTF8: "
         ):
-            await Store(lambda: database.dsn, pooler=False, connections=1).open()
+            Store(lambda: database.dsn, pooler=False, connections=1).open()
     finally:
         postgres.drop_database(name)

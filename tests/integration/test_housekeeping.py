@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 import pytest
-import structlog
+from structlog.testing import capture_logs
 
 from outbox_relay.domain.errors import StatementFailed
 from outbox_relay.domain.event import SHARDS
-from outbox_relay.relay.housekeeping import TRIM_LEAST, TRIM_ROWS, Housekeeping, LedgerTrim
+from outbox_relay.relay.housekeeping import TRIM_LEAST, TRIM_ROWS, Chore, LedgerTrim
+from tests.support.chores import doing
 from tests.support.database import Database, query
 from tests.support.ledger import ledger
 from tests.support.relay_harness import CountingStore
-from tests.support.wait import auntil
+from tests.support.wait import until
 
 IDLE_SINKS = 80
 """Their shards stand apart, in more rows than one trim looked at when it looked at those of all sinks together."""
@@ -33,33 +37,44 @@ select 'idle-1', array(select generate_series(0, 63)), array_fill(1::bigint << 4
 returning 1"""
 
 
-async def test_a_ledger_that_has_grown_is_trimmed_at_once_whatever_sinks_stand_still(database: Database) -> None:
+def test_a_ledger_that_has_grown_is_trimmed_at_once_whatever_sinks_stand_still(database: Database) -> None:
     query(database, SINKS, IDLE_SINKS)
     query(database, APART)
     query(database, BUSY, WRITTEN)
     store = CountingStore(database.dsn)
-    await store.open()
-    chores = asyncio.create_task(Housekeeping(store, structlog.get_logger("test")).run())
-    try:
+    store.open()
+    with doing(store):
 
-        async def trimmed() -> bool:
+        def trimmed() -> bool:
             return query(database, "select count(*) from outbox.progress where sink = 'idle-1'") == [(1,)]
 
-        await auntil(trimmed, seconds=40, what="one row is left of a sink whose shards stand together")
+        until(trimmed, seconds=40, what="one row is left of a sink whose shards stand together")
         assert store.calls["trim_progress"] <= WRITTEN // (TRIM_ROWS - SHARDS) + 2
         assert query(database, "select count(*) from outbox.progress") == [(1 + SHARDS * (IDLE_SINKS - 1),)]
-    finally:
-        chores.cancel()
-        await asyncio.wait({chores})
-        await store.close()
+    store.close()
 
 
-async def test_a_trim_that_fails_is_followed_by_smaller_ones() -> None:
+def test_a_chore_that_fails_or_takes_long_stops_no_other_and_is_logged(database: Database) -> None:
+    """Red if a chore waits without a limit, or if its error ends the thread."""
+    store, done = CountingStore(database.dsn), list[float]()
+    store.open()
+    with database.connect() as locks, capture_logs() as logs:
+        locks.execute("lock table outbox.relay in access exclusive mode")
+        stuck = Chore("stuck", partial(store.value, "trim_relays"), 60.0, 60.0, limit_seconds=0.3)
+        with doing(store, [stuck, Chore("other", lambda: done.append(time.monotonic()), 0.05, 0.05, leisure=0.0)]):
+            until(lambda: len(done) > 3, seconds=10, what="the other one is done")
+    assert [(line["event"], line["chore"]) for line in logs] == [("housekeeping.failed", "stuck")]
+    assert store.connection_losses == 0
+    store.close()
+
+
+def test_a_trim_that_fails_is_followed_by_smaller_ones() -> None:
     class Slow(CountingStore):
         """The database is slow at first."""
 
-        async def trim_progress(self, most: int) -> int:
-            asked.append(most)
+        def value(self, name: str, parameters: Mapping[str, Any] | None = None, deadline: float | None = None) -> Any:
+            assert (name, deadline) == ("trim_progress", None)
+            asked.append((parameters or {})["most"])
             if len(asked) == 1:
                 raise StatementFailed("canceling statement due to statement timeout", "57014")
             return 0
@@ -67,27 +82,26 @@ async def test_a_trim_that_fails_is_followed_by_smaller_ones() -> None:
     asked = list[int]()
     ledger = LedgerTrim(Slow(""))
     with pytest.raises(StatementFailed):
-        await ledger.trim()
+        ledger.trim()
     for _ in range(3):
-        await ledger.trim()
+        ledger.trim()
     assert asked == [TRIM_ROWS, TRIM_LEAST, 2 * TRIM_LEAST, 3 * TRIM_LEAST]
 
 
-async def test_positions_of_names_that_are_gone_are_removed_and_no_others(database: Database) -> None:
+def test_positions_of_names_that_are_gone_are_removed_and_no_others(database: Database) -> None:
     """Goes red when the ledger is trimmed by the names of sinks only: the rest would stay for good."""
     query(database, SINKS, 3)
     query(database, "select outbox.drop_sink('idle-1', true, 1000, null, null)")
-    query(database, "select outbox.rename_sink('idle-2', 'other', null, null)")
     late = """
 insert into outbox.progress (sink, shards, epochs, a_seq, a_snapshot, a_next, last_id)
 select s, '{0}', '{1}', n, '3:3:', 3, 0
-  from unnest('{a, idle-1, idle-2, zz}'::text[]) s, generate_series(1, 2) n
+  from unnest('{a, idle-1, y, zz}'::text[]) s, generate_series(1, 2) n
 returning 1"""
     query(database, late)
-    async with ledger(database) as books:
-        assert await books.store.trim_former_positions(5) == 5
-        assert await books.store.trim_former_positions(1000) == 3
-        assert await books.store.trim_former_positions(1000) == 0
+    with ledger(database) as books:
+        assert books.store.value("trim_former_positions", {"most": 5}) == 5
+        assert books.store.value("trim_former_positions", {"most": 1000}) == 3
+        assert books.store.value("trim_former_positions", {"most": 1000}) == 0
     names = query(database, "select distinct sink from outbox.progress order by sink")
-    assert names == [("idle-3",), ("other",)]
-    assert query(database, "select count(*) from outbox.standing where sink in ('idle-3', 'other')") == [(128,)]
+    assert names == [("idle-2",), ("idle-3",)]
+    assert query(database, "select count(*) from outbox.standing where sink in ('idle-2', 'idle-3')") == [(128,)]

@@ -91,6 +91,7 @@ def test_each_consumer_handles_an_event(shop: Database, conn: psycopg.Connection
     assert len(effects(shop)) == len(names)
 
 
+@pytest.mark.fence("a consumer handles an event twice, also at the same time or on different days")
 @pytest.mark.parametrize("days", [-3000, -1, 0, 40_000])
 def test_a_redelivery_on_another_day_has_no_effect(shop: Database, conn: psycopg.Connection[Any], days: int) -> None:
     """Neither the day in the uid nor that of the first handling matters."""
@@ -122,6 +123,7 @@ def test_a_second_consumer_waits_for_the_first(shop: Database, conn: psycopg.Con
     assert effects(shop) == ([(uid, "billing")] if ends == "rollback" else [])
 
 
+@pytest.mark.fence("a consumer handles an event twice, also at the same time or on different days")
 def test_of_many_consumers_at_once_one_has_the_effect(shop: Database, conn: psycopg.Connection[Any]) -> None:
     """All wait for a transaction that has the mark, and race when it is rolled back."""
     uid = uuid4()

@@ -43,6 +43,7 @@ def step(owner: Connection, most: int) -> tuple[Any, ...]:
     return found
 
 
+@pytest.mark.fence("a mark is removed whose event may come again")
 def test_marks_are_kept_while_their_event_may_come_again(database: Database, owner: Connection) -> None:
     in_log, in_row = emit_ago(owner, 0, 2)
     uids = [one(owner, "select uid from outbox.event where id = %s", row_id) for row_id in (in_log, in_row)]
@@ -57,13 +58,6 @@ def test_marks_are_kept_while_their_event_may_come_again(database: Database, own
     marked(owner, 0, old)
 
 
-def test_a_database_without_a_relay_keeps_marks_for_30_days(database: Database, owner: Connection) -> None:
-    """That of a consumer alone, whose events come from elsewhere."""
-    gone, kept = marked(owner, 31), marked(owner, 29)
-    assert "marks of the inbox removed: 1" in retention(database, "run").out
-    assert left(owner) == {kept} != {gone}
-
-
 @pytest.mark.parametrize(
     "changed", [{"keep_uids_days": 0}, {"keep_uids_days": 10, "hold_until": "infinity"}], ids=["no limit", "clock"]
 )
@@ -76,31 +70,6 @@ def test_no_mark_is_removed_without_a_limit_or_after_a_jump_of_the_clock(
     found = owner.execute("select * from outbox_internal.trim_inbox(%s, 10)", (lease,)).fetchall()
     assert found == [(0, False)]
     assert left(owner) == {uid}
-
-
-def test_marks_that_are_kept_do_not_hide_those_behind_them(owner: Connection) -> None:
-    ids = emit_ago(owner, 0, 2)
-    kept = [one(owner, "select uid from outbox.event where id = %s", row_id) for row_id in ids]
-    for days, uid in enumerate(kept):
-        marked(owner, 30 - days, uid)
-    for days in range(3):
-        marked(owner, 20 - days)
-    keep(owner, 0, keep_uids_days=10)
-    assert [step(owner, 2) for _ in range(4)] == [(0, True), (2, True), (1, False), (0, False)]
-    assert left(owner) == set(kept)
-    owner.execute("update outbox.retention set inbox_lap_at = now() - interval '2 hours'")
-    owner.execute("delete from outbox.event")
-    assert [step(owner, 2) for _ in range(2)] == [(2, True), (0, False)]
-
-
-def test_one_step_is_bounded(owner: Connection) -> None:
-    owner.execute(
-        "insert into outbox.inbox (consumer, uid, handled_at)"
-        " select 'billing', gen_random_uuid(), now() - interval '90 days' + n * interval '1 second'"
-        " from generate_series(1, 1500) n"
-    )
-    keep(owner, 0, keep_uids_days=10)
-    assert [step(owner, 1_000_000), step(owner, 1_000_000)] == [(1000, True), (500, False)]
 
 
 @pytest.mark.parametrize(("days", "kept"), [(60, 90), (20, 30)])

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from uuid import uuid4
 
 import pytest
-from psycopg import errors
 
 from outbox_relay.inbox import once
 from outbox_relay.postgres.migrations import migrate
@@ -92,23 +91,3 @@ def test_a_right_to_mark_that_was_granted_by_hand_is_named_and_revoked(database:
         denied(database, name, "select outbox.once('billing', gen_random_uuid())")
     with database.connect(user=consumer) as conn:
         assert once(conn, "billing", uuid4())
-
-
-def test_nothing_in_the_callers_search_path_runs_with_the_owners_rights(database: Database, consumer: str) -> None:
-    uid = uuid4()
-    with database.connect() as owner:
-        owner.execute(f"create schema traps authorization {consumer}".encode())
-    with database.connect(user=consumer) as conn:
-        conn.execute("create temporary table inbox (consumer text, uid uuid)")
-        conn.execute("create function traps.octet_length(text) returns integer language sql as 'select 1 / 0'")
-        conn.execute("set search_path = traps, pg_temp, pg_catalog")
-        with pytest.raises(errors.DivisionByZero), conn.transaction():
-            conn.execute("select octet_length('x'::text)")
-        assert once(conn, "billing", uid)
-    assert query(database, "select consumer, uid from outbox.inbox") == [("billing", uid)]
-
-
-def test_the_option_inbox_is_accepted_and_changes_nothing(database: Database) -> None:
-    ended = inside("migrate", "--inbox", "--dsn", database.dsn)
-    assert (ended.code, ended.err) == (0, "")
-    assert ended.out.endswith(": nothing to do\n")

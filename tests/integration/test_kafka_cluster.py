@@ -1,18 +1,18 @@
 """The Kafka sink on three brokers: failing leaders, missing replicas, lost answers."""
 
-import asyncio
 import sys
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+import time
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import pytest
 
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import Delivered, Unavailable
-from outbox_relay.sinks.contract.handing import hand_over_all, some_events
+from outbox_relay.sinks.contract.handing import some_events
 from tests.contract.kafka import proxied_broker
 from tests.support.kafka import Administration, KafkaBroker, KafkaCluster, Record
-from tests.support.kafka.opening import opening
+from tests.support.kafka.delivering import opening, relaying
 from tests.support.kafka.recording_sink import RecordingKafkaSink
 
 pytestmark = pytest.mark.thorough
@@ -32,9 +32,9 @@ def cluster(kafka: KafkaBroker) -> Generator[KafkaCluster]:
 
 
 @pytest.fixture
-async def sink_to() -> AsyncGenerator[Callable[..., Any]]:
-    """Open sinks: `await sink_to(bootstrap, topic)`."""
-    async with opening(RecordingKafkaSink, STALL_SECONDS) as open_sink:
+def sink_to() -> Generator[Callable[..., Any]]:
+    """Open sinks: `sink_to(bootstrap, topic)`."""
+    with opening(STALL_SECONDS, RecordingKafkaSink) as open_sink:
 
         def sink_to(bootstrap: str, topic: str) -> Any:
             return open_sink(topic, {"bootstrap.servers": bootstrap})
@@ -65,75 +65,71 @@ def duplicates(records: Sequence[Record], events: Sequence[StoredEvent]) -> int:
     return len(records) - len(events)
 
 
-async def test_another_leader_replaces_a_killed_one(
+def test_another_leader_replaces_a_killed_one(
     cluster: KafkaCluster, topic: str, sink_to: Any, report: Callable[[str, int], None]
 ) -> None:
     cluster.create_topic(topic)
-    sink = await sink_to(cluster.bootstrap, topic)
+    sink = sink_to(cluster.bootstrap, topic)
     events = some_events(EVENTS, keys=KEYS)
-    relaying = asyncio.ensure_future(hand_over_all(sink, events))
-    await sink.has(Delivered, 2_000)
     leader = cluster.leader(topic)
-    await asyncio.to_thread(leader.kill)
     try:
-        await relaying
+        with relaying(sink, events):
+            sink.has(Delivered, 2_000)
+            leader.kill()
     finally:
-        await asyncio.to_thread(leader.start)
+        leader.start()
     report("killed leader", duplicates(cluster.read_all(topic), events))
 
 
-async def test_a_frozen_leader_is_replaced_or_waited_for(
+def test_a_frozen_leader_is_replaced_or_waited_for(
     cluster: KafkaCluster, topic: str, sink_to: Any, report: Callable[[str, int], None]
 ) -> None:
     cluster.create_topic(topic)
-    sink = await sink_to(cluster.bootstrap, topic)
+    sink = sink_to(cluster.bootstrap, topic)
     events = some_events(EVENTS, keys=KEYS)
-    relaying = asyncio.ensure_future(hand_over_all(sink, events))
-    await sink.has(Delivered, 2_000)
     leader = cluster.leader(topic)
-    with leader.frozen():
-        await asyncio.wait({relaying}, timeout=3.0)
-    await relaying
+    with relaying(sink, events):
+        sink.has(Delivered, 2_000)
+        with leader.frozen():
+            time.sleep(3.0)
     report("frozen leader", duplicates(cluster.read_all(topic), events))
 
 
-async def test_missing_replicas_are_waited_for(
+def test_missing_replicas_are_waited_for(
     cluster: KafkaCluster, topic: str, sink_to: Any, report: Callable[[str, int], None]
 ) -> None:
     cluster.create_topic(topic)
-    sink = await sink_to(cluster.bootstrap, topic)
+    sink = sink_to(cluster.bootstrap, topic)
     events = some_events(EVENTS, keys=KEYS)
-    relaying = asyncio.ensure_future(hand_over_all(sink, events))
-    await sink.has(Delivered, 2_000)
     follower = next(node for node in cluster.nodes if node is not cluster.leader(topic))
-    # All three replicas are required now, and one is missing: brokers answer NOT_ENOUGH_REPLICAS.
-    cluster.administration.set_topic(topic, {"min.insync.replicas": "3"})
-    await asyncio.to_thread(follower.kill)
-    try:
-        await sink.has(Unavailable)
-    finally:
-        await asyncio.to_thread(follower.start)
-    await relaying
+    with relaying(sink, events):
+        sink.has(Delivered, 2_000)
+        # All three replicas are required now, and one is missing: brokers answer NOT_ENOUGH_REPLICAS.
+        cluster.administration.set_topic(topic, {"min.insync.replicas": "3"})
+        follower.kill()
+        try:
+            sink.has(Unavailable)
+        finally:
+            follower.start()
     report("too few copies", duplicates(cluster.read_all(topic), events))
 
 
-async def test_requests_with_lost_answers_are_repeated_in_order(
+def test_requests_with_lost_answers_are_repeated_in_order(
     real_kafka: KafkaBroker, topic: str, sink_to: Any, report: Callable[[str, int], None]
 ) -> None:
     """Requests reach the broker and its answers are dropped, so every record in flight is repeated."""
     assert real_kafka.real
     with proxied_broker() as (broker, proxy):
         Administration(broker.bootstrap).create_topic(topic, 2)
-        sink = await sink_to(proxy.address, topic)
+        sink = sink_to(proxy.address, topic)
         events = some_events(EVENTS, keys=KEYS)
-        relaying = asyncio.ensure_future(hand_over_all(sink, events))
-        await sink.has(Delivered, 2_000)
-        proxy.mute = True
-        await sink.has(Unavailable)
-        proxy.mute = False
-        await asyncio.to_thread(proxy.cut)
-        await asyncio.to_thread(proxy.restore)
-        await relaying
+        with relaying(sink, events):
+            sink.has(Delivered, 2_000)
+            proxy.mute = True
+            sink.has(Unavailable)
+            proxy.mute = False
+            proxy.cut()
+            proxy.restore()
         found = duplicates(broker.read_all(topic), events)
     assert found > 0
     report("lost answers", found)

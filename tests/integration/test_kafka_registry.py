@@ -21,12 +21,13 @@ from outbox_relay import outbox
 from outbox_relay.domain.outcomes import DELIVERED, Refused, Unavailable
 from outbox_relay.service.kafka import kafka_sink
 from outbox_relay.settings import KafkaSettings, load
-from outbox_relay.sinks.contract.handing import an_event, soon
+from outbox_relay.sinks.contract.handing import an_event
 from outbox_relay.sinks.kafka import KafkaSink
 from tests.support import installed
 from tests.support.apicurio import AVRO, JSON_SCHEMA, NoRegistry, SchemaRegistry, protobuf
 from tests.support.database import Database
 from tests.support.kafka import KafkaBroker
+from tests.support.kafka.delivering import deliver
 from tests.support.service import RelayService
 from tests.support.wait import until
 
@@ -96,24 +97,24 @@ def read(form: str, registry: SchemaRegistry, topic: str, value: bytes) -> dict[
 
 
 @pytest.mark.parametrize("form", ["avro", "json", "protobuf"])
-async def test_consumers_read_what_fits_and_what_does_not_is_refused_between_its_neighbours(
+def test_consumers_read_what_fits_and_what_does_not_is_refused_between_its_neighbours(
     form: str, registry: SchemaRegistry, kafka: KafkaBroker, topic: str, tmp_path: Path
 ) -> None:
     kafka.create_topic(topic)
     registry.register(f"{topic}-value", form.upper(), SCHEMAS[form])
     more = 'records = { "order.created" = "shop.Order" }' if form == "protobuf" else ""
     opened = sink(tmp_path, config(kafka, topic, registry.url, f'format = "{form}"\n{more}'))
-    await opened.open()
+    opened.open()
     try:
-        assert await opened.check() is None
+        assert opened.check() is None
         events = [
             an_event("k", b'{"n": 1}', '{"traceparent": "00-1-2-03"}'),
             an_event("k", f'{{"n": "{SECRET}"}}'.encode()),
             an_event("k", b'{"n": 2, "note": "x"}'),
         ]
-        verdicts = await opened.deliver(events, soon())
+        verdicts = deliver(opened, events)
     finally:
-        await opened.close()
+        opened.close()
     assert [verdicts[0], verdicts[2]] == [DELIVERED, DELIVERED]
     assert isinstance(verdicts[1], Refused)
     assert f"does not fit the schema of subject {topic}-value, version 1: field" in verdicts[1].reason
@@ -130,7 +131,7 @@ async def test_consumers_read_what_fits_and_what_does_not_is_refused_between_its
     ]
 
 
-async def test_schema_of_a_file_is_registered(
+def test_schema_of_a_file_is_registered(
     registry: SchemaRegistry, kafka: KafkaBroker, topic: str, tmp_path: Path
 ) -> None:
     kafka.create_topic(topic)
@@ -138,60 +139,60 @@ async def test_schema_of_a_file_is_registered(
     file.write_text(json.dumps(AVRO))
     more = f'format = "avro"\nschema_files = {{ "order.created" = "{file}" }}\n'
     asking = sink(tmp_path, config(kafka, topic, registry.url, more))
-    await asking.open()
+    asking.open()
     try:
-        [verdict] = await asking.deliver([an_event(payload=b'{"n": 1}')], soon())
+        [verdict] = deliver(asking, [an_event(payload=b'{"n": 1}')])
         assert isinstance(verdict, Unavailable)
         assert "no such subject" in verdict.reason
     finally:
-        await asking.close()
+        asking.close()
     making = sink(tmp_path, config(kafka, topic, registry.url, f"{more}auto_register = true"))
-    await making.open()
+    making.open()
     try:
-        assert list(await making.deliver([an_event(payload=b'{"n": 2}')], soon())) == [DELIVERED]
+        assert deliver(making, [an_event(payload=b'{"n": 2}')]) == [DELIVERED]
     finally:
-        await making.close()
+        making.close()
     [record] = kafka.read_all(topic)
     assert read("avro", registry, topic, record.value or b"") == {"n": 2, "note": None}
 
 
-async def test_check_names_a_missing_subject_and_a_registry_that_is_not_there(
+def test_check_names_a_missing_subject_and_a_registry_that_is_not_there(
     registry: SchemaRegistry, kafka: KafkaBroker, topic: str, tmp_path: Path
 ) -> None:
     kafka.create_topic(topic)
     records = 'format = "avro"\nsubject_name_strategy = "record"\nrecords = { "order.created" = "shop.Missing" }'
-    missing = await sink(tmp_path, config(kafka, topic, registry.url, records)).check()
+    missing = sink(tmp_path, config(kafka, topic, registry.url, records)).check()
     assert missing == (
         "subject shop.Missing: the schema registry has no such subject, version or schema (HTTP status 404, code 40401)"
     )
-    absent = await sink(tmp_path, config(kafka, topic, "http://127.0.0.1:1", 'format = "avro"')).check()
+    absent = sink(tmp_path, config(kafka, topic, "http://127.0.0.1:1", 'format = "avro"')).check()
     assert absent == "schema registry http://127.0.0.1:1: no answer: Connection refused"
 
 
-async def test_events_of_a_missing_subject_wait_and_their_neighbours_flow(
+def test_events_of_a_missing_subject_wait_and_their_neighbours_flow(
     registry: SchemaRegistry, kafka: KafkaBroker, topic: str, tmp_path: Path
 ) -> None:
     kafka.create_topic(topic)
     registry.register("shop.Order", "AVRO", AVRO)
     records = 'format = "avro"\nsubject_name_strategy = "record"\nrecords = { "order.created" = "shop.Order" }'
     opened = sink(tmp_path, config(kafka, topic, registry.url, records))
-    await opened.open()
+    opened.open()
     try:
         events = [
             an_event(payload=b'{"n": 1}'),
             an_event("other")._replace(type="order.unknown"),
             an_event(payload=b'{"n": 2}'),
         ]
-        verdicts = await opened.deliver(events, soon())
+        verdicts = deliver(opened, events)
         # With a wrong path the registry answers 404 too, and that is no reason for a dead letter.
         astray = sink(tmp_path, config(kafka, topic, registry.url.replace("ccompat/v7", "ccompat/v0"), records))
-        await astray.open()
+        astray.open()
         try:
-            [gone_astray] = await astray.deliver(events[:1], soon())
+            [gone_astray] = deliver(astray, events[:1])
         finally:
-            await astray.close()
+            astray.close()
     finally:
-        await opened.close()
+        opened.close()
     assert [verdicts[0], verdicts[2]] == [DELIVERED, DELIVERED]
     assert isinstance(verdicts[1], Unavailable)
     assert (verdicts[1].part, verdicts[1].reason) == (

@@ -79,9 +79,9 @@ def test_events_of_a_missing_topic_wait_as_rows_while_others_flow(
         emit(database, "good", range(300))
         until(lambda: len(numbers(real_kafka, good)) == 300, seconds=30, what="the good topic gets its events")
         until(lambda: shown(database)["waiting"] + shown(database)["held"] == 200, seconds=30, what="others wait")
+        until(lambda: f"{topic}.bad" in (shown(database)["error"] or ""), seconds=10, what="the sink names the topic")
         found = shown(database)
         assert (found["attempts"], found["dead"], found["circuit"]) == (0, 0, "closed")
-        assert f"{topic}.bad" in found["error"]
         said = inside("doctor", "--json", "--dsn", database.dsn).json["findings"]
         [trouble] = [finding["evidence"] for finding in said if finding["id"] == "topics-in-trouble"]
         assert f"topic {topic}.bad" in trouble

@@ -2,7 +2,7 @@
 
 import json
 import signal
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,12 +12,12 @@ import pytest
 from outbox_relay import outbox
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.outcomes import DELIVERED, Unavailable
-from outbox_relay.sinks.contract.handing import hand_over_all, some_events, soon
+from outbox_relay.sinks.contract.handing import hand_over_all, some_events
 from outbox_relay.sinks.kafka import KafkaSink
 from tests.support.command import inside
 from tests.support.database import Database
 from tests.support.kafka import Record
-from tests.support.kafka.opening import opening
+from tests.support.kafka.delivering import deliver, opening
 from tests.support.kafka.secured import SecuredBroker
 from tests.support.service import RelayService
 from tests.support.wait import until
@@ -51,9 +51,9 @@ def open_topic(secured: SecuredBroker, topic: str) -> str:
 
 
 @pytest.fixture
-async def sink_of() -> AsyncGenerator[Callable[..., Any]]:
-    """Open sinks: `await sink_of(topic, settings, **more)`."""
-    async with opening(KafkaSink, STALL_SECONDS) as open_sink:
+def sink_of() -> Generator[Callable[..., Any]]:
+    """Open sinks: `sink_of(topic, settings, **more)`."""
+    with opening(STALL_SECONDS, KafkaSink) as open_sink:
         yield open_sink
 
 
@@ -61,148 +61,148 @@ def arrived(secured: SecuredBroker, topic: str) -> list[Record]:
     return secured.read_all(topic)
 
 
-async def delivers(sink: KafkaSink, secured: SecuredBroker, topic: str) -> None:
+def delivers(sink: KafkaSink, secured: SecuredBroker, topic: str) -> None:
     events = some_events(10)
-    await hand_over_all(sink, events)
+    hand_over_all(sink, events)
     assert len(arrived(secured, topic)) == 10
 
 
-async def refused(sink: KafkaSink) -> str:
+def refused(sink: KafkaSink) -> str:
     """Return the reason why an event is not delivered now."""
-    (verdict,) = await sink.deliver(some_events(1), soon())
+    (verdict,) = deliver(sink, some_events(1))
     assert isinstance(verdict, Unavailable)
     return verdict.reason
 
 
-async def test_scram_over_tls_with_the_password_in_a_file(
+def test_scram_over_tls_with_the_password_in_a_file(
     secured: SecuredBroker, open_topic: str, sink_of: Any, tmp_path: Path
 ) -> None:
     path = tmp_path / "password"
     path.write_text(f"{PASSWORD}\n")
-    sink = await sink_of(open_topic, secured.scram(), files={"sasl.password": path})
-    assert await sink.check() is None
-    await delivers(sink, secured, open_topic)
+    sink = sink_of(open_topic, secured.scram(), files={"sasl.password": path})
+    assert sink.check() is None
+    delivers(sink, secured, open_topic)
 
 
-async def test_plain_over_tls(secured: SecuredBroker, open_topic: str, sink_of: Any) -> None:
-    sink = await sink_of(open_topic, secured.scram("plain-secret", "PLAIN", "plain"))
-    await delivers(sink, secured, open_topic)
+def test_plain_over_tls(secured: SecuredBroker, open_topic: str, sink_of: Any) -> None:
+    sink = sink_of(open_topic, secured.scram("plain-secret", "PLAIN", "plain"))
+    delivers(sink, secured, open_topic)
 
 
-async def test_a_client_certificate(secured: SecuredBroker, open_topic: str, sink_of: Any) -> None:
-    sink = await sink_of(open_topic, secured.mtls(secured.certificates.client))
-    await delivers(sink, secured, open_topic)
+def test_a_client_certificate(secured: SecuredBroker, open_topic: str, sink_of: Any) -> None:
+    sink = sink_of(open_topic, secured.mtls(secured.certificates.client))
+    delivers(sink, secured, open_topic)
 
 
-async def test_a_bearer_token(secured: SecuredBroker, open_topic: str, sink_of: Any) -> None:
-    sink = await sink_of(open_topic, secured.oauth("relay"))
-    await delivers(sink, secured, open_topic)
+def test_a_bearer_token(secured: SecuredBroker, open_topic: str, sink_of: Any) -> None:
+    sink = sink_of(open_topic, secured.oauth("relay"))
+    delivers(sink, secured, open_topic)
 
 
-async def test_a_wrong_password_is_reported_and_a_new_one_in_the_file_is_used_without_a_restart(
+def test_a_wrong_password_is_reported_and_a_new_one_in_the_file_is_used_without_a_restart(
     secured: SecuredBroker, open_topic: str, sink_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("outbox_relay.sinks.kafka.sink.CHECK_SECONDS", 1.0)
     path = tmp_path / "password"
     path.write_text("hunter2-and-more")
-    sink = await sink_of(open_topic, secured.scram(), files={"sasl.password": path})
-    for reason in (await sink.check() or "", await refused(sink)):
+    sink = sink_of(open_topic, secured.scram(), files={"sasl.password": path})
+    for reason in (sink.check() or "", refused(sink)):
         assert "Authentication failed" in reason
         assert "hunter2" not in reason
     path.write_text(PASSWORD)
-    assert await sink.check() is None
-    await delivers(sink, secured, open_topic)
+    assert sink.check() is None
+    delivers(sink, secured, open_topic)
 
 
-async def test_a_password_that_becomes_valid_is_used(secured: SecuredBroker, open_topic: str, sink_of: Any) -> None:
+def test_a_password_that_becomes_valid_is_used(secured: SecuredBroker, open_topic: str, sink_of: Any) -> None:
     """The brokers change the password to the one of the relay, which needs no action."""
-    sink = await sink_of(open_topic, secured.scram("not-yet", user="newcomer"))
-    assert "Authentication failed" in await refused(sink)
+    sink = sink_of(open_topic, secured.scram("not-yet", user="newcomer"))
+    assert "Authentication failed" in refused(sink)
     admin = secured.administration
     admin.set_password("newcomer", "not-yet")
     admin.allow("newcomer", "WRITE", topic="open.")
-    await delivers(sink, secured, open_topic)
+    delivers(sink, secured, open_topic)
 
 
-async def test_an_expired_certificate_of_the_brokers_is_reported_and_a_new_one_is_accepted(
+def test_an_expired_certificate_of_the_brokers_is_reported_and_a_new_one_is_accepted(
     secured: SecuredBroker, open_topic: str, sink_of: Any
 ) -> None:
     secured.show("SCRAM", secured.certificates.expired)
     try:
-        sink = await sink_of(open_topic, secured.scram(PASSWORD))
-        assert "certificate has expired" in await refused(sink)
+        sink = sink_of(open_topic, secured.scram(PASSWORD))
+        assert "certificate has expired" in refused(sink)
     finally:
         secured.show("SCRAM", secured.certificates.server)
-    await delivers(sink, secured, open_topic)
+    delivers(sink, secured, open_topic)
 
 
-async def test_an_expired_client_certificate_is_reported_and_a_new_one_is_used(
+def test_an_expired_client_certificate_is_reported_and_a_new_one_is_used(
     secured: SecuredBroker, open_topic: str, sink_of: Any, tmp_path: Path
 ) -> None:
     path = tmp_path / "client.pem"
     path.write_bytes(secured.certificates.expired_client.read_bytes())
-    sink = await sink_of(open_topic, secured.mtls(path))
-    assert "certificate" in (await refused(sink)).lower()
+    sink = sink_of(open_topic, secured.mtls(path))
+    assert "certificate" in (refused(sink)).lower()
     path.write_bytes(secured.certificates.client.read_bytes())
-    await delivers(sink, secured, open_topic)
+    delivers(sink, secured, open_topic)
 
 
-async def test_a_certificate_of_an_unknown_authority_is_reported(
+def test_a_certificate_of_an_unknown_authority_is_reported(
     secured: SecuredBroker, open_topic: str, sink_of: Any
 ) -> None:
     settings = secured.scram(PASSWORD)
     del settings["ssl.ca.location"]
-    sink = await sink_of(open_topic, settings)
-    reason = await refused(sink)
+    sink = sink_of(open_topic, settings)
+    reason = refused(sink)
     assert "unable to get local issuer certificate" in reason or "self-signed certificate" in reason
 
 
-async def test_a_denied_topic_is_reported_and_used_once_it_is_allowed(
+def test_a_denied_topic_is_reported_and_used_once_it_is_allowed(
     secured: SecuredBroker, topic: str, sink_of: Any
 ) -> None:
     denied = f"closed.{topic}"
     secured.administration.create_topic(denied, 2)
-    sink = await sink_of(denied, secured.scram(PASSWORD))
-    reason = await refused(sink)
+    sink = sink_of(denied, secured.scram(PASSWORD))
+    reason = refused(sink)
     assert denied in reason
     assert "TOPIC_AUTHORIZATION_FAILED" in reason
     secured.administration.allow("relay", "WRITE", topic=denied)
-    await delivers(sink, secured, denied)
+    delivers(sink, secured, denied)
 
 
-async def test_a_right_revoked_meanwhile_loses_nothing(secured: SecuredBroker, topic: str, sink_of: Any) -> None:
+def test_a_right_revoked_meanwhile_loses_nothing(secured: SecuredBroker, topic: str, sink_of: Any) -> None:
     """The topic may still be described, so only a record shows that writing is denied."""
     name = f"taken.{topic}"
     admin = secured.administration
     admin.create_topic(name, 2)
     for operation in ("WRITE", "DESCRIBE"):
         admin.allow("relay", operation, topic=name)
-    sink = await sink_of(name, secured.scram(PASSWORD))
+    sink = sink_of(name, secured.scram(PASSWORD))
     events = some_events(40)
-    assert list(await sink.deliver(events[:20], soon())) == [DELIVERED] * 20
+    assert deliver(sink, events[:20]) == [DELIVERED] * 20
     admin.take_back("relay", "WRITE", topic=name)
-    assert "TOPIC_AUTHORIZATION_FAILED" in await refused(sink)
+    assert "TOPIC_AUTHORIZATION_FAILED" in refused(sink)
     admin.allow("relay", "WRITE", topic=name)
-    await hand_over_all(sink, events[20:])
+    hand_over_all(sink, events[20:])
     found = [record.headers["id"] for record in arrived(secured, name)]
     assert {event.uid.encode() for event in events} <= set(found)
 
 
-async def test_a_file_that_is_missing_is_named_at_the_start(tmp_path: Path, sink_of: Any) -> None:
+def test_a_file_that_is_missing_is_named_at_the_start(tmp_path: Path, sink_of: Any) -> None:
     with pytest.raises(ConfigurationError, match=r'sinks.events.producer_files."sasl.password": .*gone: No such file'):
-        await sink_of("t", {"bootstrap.servers": "127.0.0.1:1"}, files={"sasl.password": tmp_path / "gone"})
+        sink_of("t", {"bootstrap.servers": "127.0.0.1:1"}, files={"sasl.password": tmp_path / "gone"})
 
 
 @pytest.mark.parametrize(
     ("content", "said"), [(b"", "is empty"), (b"\xff\xfe", "is not text"), (b"x" * 70_000, "larger")]
 )
-async def test_a_file_without_a_secret_is_named_without_its_contents(
+def test_a_file_without_a_secret_is_named_without_its_contents(
     tmp_path: Path, sink_of: Any, content: bytes, said: str
 ) -> None:
     path = tmp_path / "password"
     path.write_bytes(content)
     with pytest.raises(ConfigurationError, match=said) as refusal:
-        await sink_of("t", {"bootstrap.servers": "127.0.0.1:1"}, files={"sasl.password": path})
+        sink_of("t", {"bootstrap.servers": "127.0.0.1:1"}, files={"sasl.password": path})
     assert "xxx" not in str(refusal.value)
 
 

@@ -12,14 +12,14 @@ import pytest
 from outbox_relay import outbox
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import DELIVERED, Unavailable
-from outbox_relay.sinks.contract.handing import an_event, soon
+from outbox_relay.sinks.contract.handing import an_event
 from outbox_relay.sinks.kafka import KafkaSink
 from tests.contract.kafka import proxied_broker
 from tests.support.command import inside
 from tests.support.database import Database, query
 from tests.support.kafka import KafkaBroker
 from tests.support.kafka.broker import QUICK_START
-from tests.support.kafka.opening import opening
+from tests.support.kafka.delivering import deliver, opening
 from tests.support.proxy import Proxy
 from tests.support.service import RelayService
 from tests.support.wait import until
@@ -113,22 +113,22 @@ def test_a_quota_makes_delivery_slow_and_repeats_nothing(
     assert query(database, "select count(*) from outbox.delivery") == [(0,)]
 
 
-async def test_nothing_is_sent_once_the_lease_cannot_be_kept(own_real_kafka: KafkaBroker, topic: str) -> None:
+def test_nothing_is_sent_once_the_lease_cannot_be_kept(own_real_kafka: KafkaBroker, topic: str) -> None:
     """The relay says no more that the lease lasts longer, so the records that the quota delays are purged."""
     own_real_kafka.create_topic(topic, partitions=1)
     own_real_kafka.set_quota(60_000)
     events = [an_event("k", os.urandom(10_000)) for _ in range(300)]
-    async with opening(KafkaSink, 2.0) as open_sink:
-        sink = await open_sink(topic, {"bootstrap.servers": own_real_kafka.bootstrap})
+    with opening(2.0, KafkaSink) as open_sink:
+        sink = open_sink(topic, {"bootstrap.servers": own_real_kafka.bootstrap})
         until_ = lease_clock() + 5
-        verdicts = await sink.deliver(events, until_)
+        verdicts = deliver(sink, events, until_)
         assert lease_clock() >= until_
         delivered = verdicts.count(DELIVERED)
         assert list(verdicts[:delivered]) == [DELIVERED] * delivered
         assert all(isinstance(verdict, Unavailable) for verdict in verdicts[delivered:])
-        await sink.reset()
+        sink.withdraw()
         # The broker may already have had one more request. The next deliveries come after it.
-        [verdict] = await sink.deliver([an_event("k")], soon())
+        [verdict] = deliver(sink, [an_event("k")])
         assert verdict == DELIVERED
     assert delivered < len(own_real_kafka.read_all(topic)) <= delivered + 100 < len(events)
 

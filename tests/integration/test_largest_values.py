@@ -11,20 +11,20 @@ from tests.support.deliveries import delivered, emit, has, ids
 from tests.support.memory_sink import MemorySink, fails
 from tests.support.relay_harness import RelayHarness, running, spec
 from tests.support.sink_actions import call
-from tests.support.wait import auntil
+from tests.support.wait import until
 
 LATER = RetryPolicy(attempts=5, base_seconds=3600, max_seconds=3600, jitter=0)
 ODD = "update outbox.delivery set {} where id = %s"
 DUE = "update outbox.delivery set due_at = now()"
 
 
-async def rows_that_wait(database: Database) -> list[int]:
+def rows_that_wait(database: Database) -> list[int]:
     """Return the ids of three rows, of which each has failed once and waits for an hour."""
     failing = RelayHarness(database.dsn, [(spec("s", retry=LATER), MemorySink(fails(1, None)))])
-    await failing.start()
+    failing.start()
     wanted = emit(database, ["a", None, "b"])
-    await has(database, "select 1 from outbox.delivery having count(*) = 3")
-    await failing.stop()
+    has(database, "select 1 from outbox.delivery having count(*) = 3")
+    failing.stop()
     return wanted
 
 
@@ -35,60 +35,49 @@ async def rows_that_wait(database: Database) -> list[int]:
         ("claims = 2147483646", "claimed 2147483646 times without an outcome"),
     ],
 )
-async def test_a_row_of_as_many_claims_as_there_can_be_is_dead_and_others_are_delivered(
+def test_a_row_of_as_many_claims_as_there_can_be_is_dead_and_others_are_delivered(
     database: Database, odd: str, error: str
 ) -> None:
-    first, second, third = await rows_that_wait(database)
+    first, second, third = rows_that_wait(database)
     call(database, ODD.format(odd), second)
     call(database, DUE)
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink)):
-        await delivered(sink, [first, third])
-        [(state, said)] = await has(
+    with running(database.dsn, (spec("s"), sink)):
+        delivered(sink, [first, third])
+        [(state, said)] = has(
             database, "select state, last_error from outbox.delivery where id = %s and state = 'dead'", second
         )
     assert state == "dead"
     assert said.startswith(error)
 
 
-async def test_a_row_of_as_many_attempts_as_there_can_be_is_settled(database: Database) -> None:
-    first, second, third = await rows_that_wait(database)
-    call(database, ODD.format("attempts = 2147483647"), second)
-    call(database, DUE)
-    sink = MemorySink(fails(1, [second]))
-    async with running(database.dsn, (spec("s"), sink)):
-        await delivered(sink, [first, third])
-        await has(database, "select 1 from outbox.delivery where id = %s and state = 'dead'", second)
-    assert query(database, "select attempts from outbox.delivery") == [(MOST_ATTEMPTS,)]
-
-
-async def test_a_row_of_many_attempts_is_delivered_and_its_record_counts_no_further(database: Database) -> None:
-    wanted = await rows_that_wait(database)
+def test_a_row_of_many_attempts_is_delivered_and_its_record_counts_no_further(database: Database) -> None:
+    wanted = rows_that_wait(database)
     call(database, "update outbox.delivery set attempts = 2147483647")
     call(database, DUE)
     sink = MemorySink()
-    async with running(database.dsn, (spec("s", record_attempts="all"), sink)):
-        await delivered(sink, wanted)
-        await has(database, "select 1 where not exists (select from outbox.delivery)")
+    with running(database.dsn, (spec("s", record_attempts="all"), sink)):
+        delivered(sink, wanted)
+        has(database, "select 1 where not exists (select from outbox.delivery)")
     assert query(database, "select max(number) from outbox.attempt") == [(MOST_ATTEMPTS,)]
 
 
-async def test_shards_at_the_last_epoch_or_of_many_crashes_keep_no_other_shard_from_being_claimed(
+def test_shards_at_the_last_epoch_or_of_many_crashes_keep_no_other_shard_from_being_claimed(
     database: Database,
 ) -> None:
-    async with running(database.dsn, (spec("s"), MemorySink())) as harness:
-        await harness.owns_all()
+    with running(database.dsn, (spec("s"), MemorySink())) as harness:
+        harness.owns_all()
     call(database, "update outbox.shard set owner = gen_random_uuid(), crashes = 2147483647, lease_until = '-infinity'")
     call(database, "update outbox.shard set epoch = 9223372036854775807, owner = null where shard = 0")
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink)) as harness:
+    with running(database.dsn, (spec("s"), sink)) as harness:
 
-        async def owns_others() -> bool:
-            return harness.lease_manager.held["s"] == 63
+        def owns_others() -> bool:
+            return harness.keeper.held["s"] == 63
 
-        await auntil(owns_others, seconds=20, what="all other shards are owned")
+        until(owns_others, seconds=20, what="all other shards are owned")
         keys = [key for key, shard in _shards(database) if shard != 0]
-        await delivered(sink, wanted := emit(database, keys))
+        delivered(sink, wanted := emit(database, keys))
     assert set(wanted) <= set(ids(sink))
 
 

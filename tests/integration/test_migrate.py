@@ -1,6 +1,5 @@
 """The schema's versions: created, brought forward, met by two at once, newer than ours, printed, clearly refused."""
 
-import asyncio
 import shutil
 import subprocess
 import threading
@@ -28,7 +27,7 @@ from tests.support.postgres import PostgresServer
 from tests.support.relay_harness import running, spec
 from tests.support.roles import new_role
 from tests.support.schemas import add_migration, meta, next_schema
-from tests.support.wait import auntil, until
+from tests.support.wait import until
 
 NEXT = SCHEMA_VERSION + 1
 SECRET = "s3cr#t/p@ss"
@@ -238,22 +237,22 @@ def test_the_schema_that_is_shipped_fits_the_relay_that_is() -> None:
     assert fit(SCHEMA_VERSION, BASELINE) is None
 
 
-async def test_a_relay_works_on_the_schema_of_the_next_version(database: Database, folder: Path) -> None:
-    await asyncio.to_thread(migrate, database.dsn, folder=folder)
+def test_a_relay_works_on_the_schema_of_the_next_version(database: Database, folder: Path) -> None:
+    migrate(database.dsn, folder=folder)
     assert meta(database) == (NEXT, BASELINE)
     with database.connect() as conn:
         uid = str(outbox.emit(conn, "t", 1))
     sink = MemorySink()
 
-    async def delivered() -> bool:
+    def delivered() -> bool:
         return uid in [event.uid for event in sink.delivered]
 
-    async with running(database.dsn, (spec("s"), sink)) as harness:
-        await harness.owns_all()
-        await auntil(delivered, seconds=30, what="the event is delivered")
+    with running(database.dsn, (spec("s"), sink)) as harness:
+        harness.owns_all()
+        until(delivered, seconds=30, what="the event is delivered")
 
 
-async def test_an_upgrade_beside_a_relay_and_emits_loses_and_repeats_nothing(database: Database, folder: Path) -> None:
+def test_an_upgrade_beside_a_relay_and_emits_loses_and_repeats_nothing(database: Database, folder: Path) -> None:
     """Events of 20 keys, some of which fail at first and wait in outbox.delivery, while tables and functions change."""
     uids: list[str] = []
     done = threading.Event()
@@ -265,27 +264,25 @@ async def test_an_upgrade_beside_a_relay_and_emits_loses_and_repeats_nothing(dat
                 conn.commit()
                 uids.append(str(uid))
 
-    async def emitted(count: int) -> None:
-        async def fact() -> bool:
-            return len(uids) >= count
-
-        await auntil(fact, seconds=60, what=f"{count} events are emitted")
+    def emitted(count: int) -> None:
+        until(lambda: len(uids) >= count, seconds=60, what=f"{count} events are emitted")
 
     def fails_at_first(event: StoredEvent, attempt: int) -> Verdict:
         return Failed("not yet") if attempt == 1 and int(event.payload) % 37 == 0 else DELIVERED
 
     sink = MemorySink(fails_at_first)
-    emitter = asyncio.create_task(asyncio.to_thread(emits))
+    emitter = threading.Thread(target=emits)
+    emitter.start()
     try:
-        async with running(database.dsn, (spec("s"), sink)) as harness:
-            await harness.owns_all()
-            await emitted(300)
-            found = await asyncio.to_thread(migrate, database.dsn, folder=folder)
+        with running(database.dsn, (spec("s"), sink)) as harness:
+            harness.owns_all()
+            emitted(300)
+            found = migrate(database.dsn, folder=folder)
             assert (found.before, found.after) == (SCHEMA_VERSION, NEXT)
-            await emitted(len(uids) + 300)
+            emitted(len(uids) + 300)
             done.set()
-            await emitter
-            await harness.settled(60)
+            emitter.join()
+            harness.settled(60)
     finally:
         done.set()
     delivered = [event.uid for event in sink.delivered]
@@ -403,7 +400,7 @@ def roles(empty_database: Database) -> Iterator[tuple[str, str]]:
 @pytest.mark.skipif(shutil.which("psql") is None, reason="psql is not installed")
 def test_the_script_does_what_migrate_does(empty_database: Database, tmp_path: Path, roles: tuple[str, str]) -> None:
     app, relay = roles
-    printed = script([app], [relay])
+    printed = script(grant_emit=[app], grant_relay=[relay])
     done = psql(empty_database, printed, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert meta(empty_database) == (SCHEMA_VERSION, BASELINE)
@@ -431,7 +428,7 @@ def test_a_script_for_a_database_that_has_the_schema(database: Database, folder:
 
 def test_a_script_for_a_role_that_does_not_exist(empty_database: Database) -> None:
     with empty_database.connect() as conn, pytest.raises(psycopg.errors.UndefinedObject, match="nobody_knows"):
-        conn.execute(script(["nobody_knows"]).encode())
+        conn.execute(script(grant_emit=["nobody_knows"]).encode())
     assert meta(empty_database) is None
 
 

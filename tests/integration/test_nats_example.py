@@ -19,7 +19,7 @@ from tests.support.database import Database, query
 from tests.support.installed import absent
 from tests.support.nats_example import registered
 from tests.support.service import RelayService
-from tests.support.wait import auntil, becomes
+from tests.support.wait import until
 
 CONFIG = """
 [database]
@@ -58,10 +58,10 @@ def shared_server() -> Generator[NatsServer]:
 
 
 @pytest.fixture
-async def server(shared_server: NatsServer) -> NatsServer:
+def server(shared_server: NatsServer) -> NatsServer:
     """Return a server that runs, with an empty stream."""
     shared_server.start()
-    await make_stream(shared_server, "shop.>")
+    asyncio.run(make_stream(shared_server, "shop.>"))
     return shared_server
 
 
@@ -83,18 +83,15 @@ def emit(database: Database, count: int, *, kind: str = "order.made", prefix: st
     return found
 
 
-async def stored(server: NatsServer) -> list[Received]:
-    return [received(message) for message in await messages(server)]
+def stored(server: NatsServer) -> list[Received]:
+    return [received(message) for message in asyncio.run(messages(server))]
 
 
-async def all_stored(server: NatsServer, events: list[tuple[str, str]]) -> None:
+def all_stored(server: NatsServer, events: list[tuple[str, str]]) -> None:
     """Wait until the stream has every event once, those of a key in order."""
 
-    async def arrived() -> bool:
-        return len(await stored(server)) >= len(events)
-
-    await auntil(arrived, seconds=60, what="the stream has all events")
-    found = [(each.key, each.uid) for each in await stored(server)]
+    until(lambda: len(stored(server)) >= len(events), seconds=60, what="the stream has all events")
+    found = [(each.key, each.uid) for each in stored(server)]
     assert len(found) == len(events)
     for key in {key for key, _ in events}:
         assert [uid for k, uid in found if k == key] == [uid for k, uid in events if k == key]
@@ -105,109 +102,73 @@ def rows(database: Database) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.slow  # the next one ends it once
-async def test_a_server_that_is_killed_again_and_again_has_every_event_once_and_in_order(
+def test_a_server_that_is_killed_again_and_again_has_every_event_once_and_in_order(
     database: Database, server: NatsServer, tmp_path: Path
 ) -> None:
     with relay_of(database, server, tmp_path) as relay:
         events: list[tuple[str, str]] = []
         for count in (100, 500, 900):
-            events += await asyncio.to_thread(emit, database, 500)
-            await becomes_stored(server, count)
+            events += emit(database, 500)
+            becomes_stored(server, count)
             server.kill()
             server.start()
-        await all_stored(server, events)
+        all_stored(server, events)
         assert relay.stop() == 0
     assert rows(database) == []
 
 
-async def becomes_stored(server: NatsServer, count: int) -> None:
-    async def enough() -> bool:
-        return len(await stored(server)) >= count
-
-    await auntil(enough, seconds=60, what=f"{count} events are stored")
+def becomes_stored(server: NatsServer, count: int) -> None:
+    until(lambda: len(stored(server)) >= count, seconds=60, what=f"{count} events are stored")
 
 
 @pytest.mark.slow
-async def test_events_wait_while_the_server_is_down(database: Database, server: NatsServer, tmp_path: Path) -> None:
-    server.kill()
-    with relay_of(database, server, tmp_path) as relay:
-        events = emit(database, 20)
-        await becomes(lambda: "no connection to 127.0.0.1" in last_error(database), "the reason is recorded")
-        server.start()
-        await all_stored(server, events)
-        assert relay.stop() == 0
-
-
-def last_error(database: Database) -> str:
-    return str(query(database, "select last_error from outbox.sink where name = 'stream'"))
-
-
-@pytest.mark.slow
-async def test_a_server_that_is_frozen_gets_every_event_once(
-    database: Database, server: NatsServer, tmp_path: Path
-) -> None:
+def test_a_server_that_is_frozen_gets_every_event_once(database: Database, server: NatsServer, tmp_path: Path) -> None:
     """The acknowledgement comes too late: the message id keeps the repetition out of the stream."""
     with relay_of(database, server, tmp_path) as relay:
         events = emit(database, 20)
-        await all_stored(server, events)
+        all_stored(server, events)
         os.kill(server.pid, signal.SIGSTOP)
         try:
             events += emit(database, 4)
-            await becomes(lambda: "no acknowledgement" in str(rows(database)), "the requests time out")
+            until(lambda: "no acknowledgement" in str(rows(database)), seconds=60, what="the requests time out")
         finally:
             os.kill(server.pid, signal.SIGCONT)
-        await all_stored(server, events)
+        all_stored(server, events)
         assert relay.stop() == 0
 
 
 @pytest.mark.slow
-async def test_an_event_whose_subject_no_stream_takes_waits_with_the_reason_and_others_flow(
+def test_an_event_whose_subject_no_stream_takes_waits_with_the_reason_and_others_flow(
     database: Database, server: NatsServer, tmp_path: Path
 ) -> None:
-    await make_stream(server, "shop.order.>")
+    asyncio.run(make_stream(server, "shop.order.>"))
     with relay_of(database, server, tmp_path) as relay:
         [(_, lost)] = emit(database, 1, kind="payment.made", prefix="p")
         events = emit(database, 20)
-        await all_stored(server, events)
+        all_stored(server, events)
         said = "no stream takes the subject shop.payment.made"
-        await becomes(lambda: [row[:1] + row[3:] for row in rows(database)] == [(lost, said)], "the event waits")
+        until(
+            lambda: [row[:1] + row[3:] for row in rows(database)] == [(lost, said)], seconds=60, what="the event waits"
+        )
         [row] = rows(database)
         assert row[1:3] == ("waiting", 0)
-        await make_stream(server, "shop.>")
-        await becomes(lambda: rows(database) == [], "the event is delivered")
-        assert [each.uid for each in await stored(server)] == [lost]
+        asyncio.run(make_stream(server, "shop.>"))
+        until(lambda: rows(database) == [], seconds=60, what="the event is delivered")
+        assert [each.uid for each in stored(server)] == [lost]
         assert relay.stop() == 0
 
 
 @pytest.mark.slow
-async def test_an_event_that_is_too_large_for_the_server_is_dead_with_the_reason_and_its_neighbours_flow(
-    database: Database, server: NatsServer, tmp_path: Path
-) -> None:
-    with relay_of(database, server, tmp_path) as relay:
-        before = emit(database, 4)
-        with database.connect() as connection:
-            statement = "select outbox.emit_raw('order.made', %s, key => 'k0')::text"
-            large = str(connection.execute(statement, (b"x" * 1024 * 1024,)).fetchone())
-        after = emit(database, 4)
-        await all_stored(server, [*before, *after])
-        await becomes(lambda: [row[1:3] for row in rows(database)] == [("dead", 1)], "the event is dead")
-        [(uid, _, _, error)] = rows(database)
-        assert uid in large
-        assert "bytes, more than the 1048576 that the server accepts" in error
-        assert relay.stop() == 0
-
-
-@pytest.mark.slow
-async def test_check_online_names_a_missing_stream_and_a_server_that_is_down(
+def test_check_online_names_a_missing_stream_and_a_server_that_is_down(
     database: Database, server: NatsServer, tmp_path: Path
 ) -> None:
     path = registered(tmp_path)
     right = relay_of(database, server, tmp_path).config
-    ended = await asyncio.to_thread(outbox_relay, "check", "--online", "-c", right, PYTHONPATH=path)
+    ended = outbox_relay("check", "--online", "-c", right, PYTHONPATH=path)
     assert ended.code == 0, ended.err
     wrong = relay_of(database, server, tmp_path, stream="OTHER").config
-    ended = await asyncio.to_thread(outbox_relay, "check", "--online", "-c", wrong, PYTHONPATH=path)
+    ended = outbox_relay("check", "--online", "-c", wrong, PYTHONPATH=path)
     assert (ended.code, f"sinks.stream: there is no stream OTHER at 127.0.0.1:{server.port}" in ended.err) == (2, True)
     server.kill()
-    ended = await asyncio.to_thread(outbox_relay, "check", "--online", "-c", wrong, PYTHONPATH=path)
+    ended = outbox_relay("check", "--online", "-c", wrong, PYTHONPATH=path)
     assert (ended.code, f"sinks.stream: no connection to 127.0.0.1:{server.port}: " in ended.err) == (2, True)

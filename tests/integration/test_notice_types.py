@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import Generator
 from typing import Any
 from uuid import UUID
 
@@ -31,10 +31,10 @@ V10_TYPES = {"all": None, "suffix": ["%.dead", "%paused%"], "prefix": ["o%tbox%"
 
 
 @pytest.fixture
-async def books(database: Database) -> AsyncGenerator[Ledger]:
+def books(database: Database) -> Generator[Ledger]:
     """Yield a log with two notices and three events of an application, one of them of a similar type, and all sinks."""
-    async with ledger(database) as found:
-        await found.register(*((name, patterns, "beginning") for name, patterns in PATTERNS.items()))
+    with ledger(database) as found:
+        found.register(*((name, patterns, "beginning") for name, patterns in PATTERNS.items()))
         register(database, "crm", "order.*")
         found.emit("a", type="order.made")
         call(database, "select outbox.set_paused('crm', true, null, null)")
@@ -57,8 +57,9 @@ def types_of(books: Ledger, sink: str) -> list[str] | None:
     return types
 
 
+@pytest.mark.fence("an application passes for the relay, or a sink for every type gets notices")
 @pytest.mark.parametrize("sink", PATTERNS)
-async def test_only_receivers_read_notices(books: Ledger, sink: str) -> None:
+def test_only_receivers_read_notices(books: Ledger, sink: str) -> None:
     every = list(range(64))
     for types in (types_of(books, sink), V10_TYPES.get(sink, types_of(books, sink))):
         found = books.query(
@@ -72,7 +73,7 @@ async def test_only_receivers_read_notices(books: Ledger, sink: str) -> None:
 
 @pytest.mark.parametrize("sink", PATTERNS)
 @pytest.mark.parametrize("most_payload", [None, 1000])
-async def test_only_receivers_read_notices_that_are_late(books: Ledger, sink: str, most_payload: int | None) -> None:
+def test_only_receivers_read_notices_that_are_late(books: Ledger, sink: str, most_payload: int | None) -> None:
     """All events count as late: their transactions ran at the first tick."""
     [(low, high, listed)] = books.query(
         "select min(xid::text::bigint), max(xid::text::bigint), string_agg(distinct xid::text, ',') from outbox.event"
@@ -87,30 +88,30 @@ async def test_only_receivers_read_notices_that_are_late(books: Ledger, sink: st
     assert len(found) == expected()[sink]
 
 
-async def test_counts_leave_notices_to_their_receivers(books: Ledger) -> None:
-    found = await admin.status(books.store)
+def test_counts_leave_notices_to_their_receivers(books: Ledger) -> None:
+    found = admin.status(books.store)
     assert {name: found["sinks"][name]["backlog"] for name in PATTERNS} == expected()
     for sink, number in expected().items():
         assert books.query("select undelivered from outbox.preview_removal(%s, 100, 5, 45)", sink) == [(number,)]
-        await books.catch_up(sink)
+        books.catch_up(sink)
         assert seek(books.database, sink, "beginning")["again"] == number
 
 
-async def test_why_tells_who_gets_a_notice(books: Ledger) -> None:
+def test_why_tells_who_gets_a_notice(books: Ledger) -> None:
     [(uid,)] = books.query("select uid::text from outbox.event where type ^@ 'outbox.' order by id limit 1")
-    states = {name: said["state"] for name, said in (await admin.why(books.store, UUID(uid)))["sinks"].items()}
+    states = {name: said["state"] for name, said in admin.why(books.store, UUID(uid))["sinks"].items()}
     assert {name for name, state in states.items() if state == "pending"} == set(OF_RECEIVERS)
     for sink in PATTERNS:
-        await books.own(sink)
-        await books.catch_up(sink)
-    states = {name: said["state"] for name, said in (await admin.why(books.store, UUID(uid)))["sinks"].items()}
+        books.own(sink)
+        books.catch_up(sink)
+    states = {name: said["state"] for name, said in admin.why(books.store, UUID(uid))["sinks"].items()}
     assert states.pop("crm") == "not routed"
     assert states == {**dict.fromkeys(OF_OTHERS, "not routed"), **dict.fromkeys(OF_RECEIVERS, "settled")}
 
 
-async def test_replays_give_notices_to_their_receiver_alone(books: Ledger) -> None:
+def test_replays_give_notices_to_their_receiver_alone(books: Ledger) -> None:
     for sink in PATTERNS:
-        await books.catch_up(sink)
+        books.catch_up(sink)
     day = {"since": "P1D"}
 
     def matched(sink: str, to: str | None = None) -> Any:
@@ -121,14 +122,14 @@ async def test_replays_give_notices_to_their_receiver_alone(books: Ledger) -> No
     assert {sink: matched(sink, "ops") for sink in PATTERNS} == expected()
 
 
-async def test_notices_are_no_types_without_a_route(books: Ledger) -> None:
-    assert (await admin.status(books.store))["unrouted"] == []
+def test_notices_are_no_types_without_a_route(books: Ledger) -> None:
+    assert admin.status(books.store)["unrouted"] == []
     for sink in OF_RECEIVERS:
         register(books.database, sink, "order.*")
-    assert (await admin.status(books.store))["unrouted"] == []
+    assert admin.status(books.store)["unrouted"] == []
 
 
-async def test_a_notice_is_erased_only_once_its_receivers_have_it(books: Ledger) -> None:
+def test_a_notice_is_erased_only_once_its_receivers_have_it(books: Ledger) -> None:
     [(ids,)] = books.query("select array_agg(id) from outbox.event where type ^@ 'outbox.'")
     asked = "select outbox_internal.undelivered(null, null, %s, 0, 0)"
     [(undelivered,)] = books.query(asked, ids)

@@ -29,52 +29,52 @@ def set_paused(database: Database, paused: bool) -> None:
     call(database, "select outbox.set_paused('crm', %s, null, null)", paused)
 
 
-async def test_a_sink_that_lags_is_told_and_so_is_its_recovery(told: Database) -> None:
-    async with ledger(told) as books:
-        await books.own("crm")
+def test_a_sink_that_lags_is_told_and_so_is_its_recovery(told: Database) -> None:
+    with ledger(told) as books:
+        books.own("crm")
         books.emit("a", "b")
-        assert await lags(books) == {"crm": 0.0, RECEIVER: 0.0}
+        assert lags(books) == {"crm": 0.0, RECEIVER: 0.0}
         books.do("update outbox.event set created_at = created_at - interval '400 seconds'")
-        found = await lags(books)
+        found = lags(books)
         assert found == {"crm": pytest.approx(400, abs=20), RECEIVER: pytest.approx(400, abs=20)}
-        await lags(books)
+        lags(books)
         [(kind, payload)] = notices(told)
         assert (kind, payload["sink"], payload["circuit"]) == (LAGGING, "crm", "closed")
         assert payload["lagging_seconds"] == 300
         assert payload["lag_seconds"] == pytest.approx(400, abs=20)
         books.do("update outbox.event set created_at = now() - interval '200 seconds' where not type ^@ 'outbox.'")
-        await lags(books)
+        lags(books)
         assert notice_types(told) == [LAGGING], "not recovered: it lags by more than half"
-        await books.catch_up("crm")
-        assert (await lags(books))["crm"] == 0
+        books.catch_up("crm")
+        assert (lags(books))["crm"] == 0
         assert notice_types(told) == [LAGGING, RECOVERED]
         assert notices(told)[1][1]["from"] == "lagging"
 
 
-async def test_one_shard_that_stands_still_is_a_lag_and_a_paused_sink_is_not_judged(told: Database) -> None:
-    async with ledger(told) as books:
-        await books.own("crm")
-        behind = Position(await books.tick())
-        await books.place("crm", behind)
+def test_one_shard_that_stands_still_is_a_lag_and_a_paused_sink_is_not_judged(told: Database) -> None:
+    with ledger(told) as books:
+        books.own("crm")
+        behind = Position(books.tick())
+        books.place("crm", behind)
         books.emit(*(f"k{n}" for n in range(20)))
         books.do("update outbox.event set created_at = created_at - interval '400 seconds'")
-        await books.place("crm", Position(await books.tick()), range(1, 64))
+        books.place("crm", Position(books.tick()), range(1, 64))
         set_paused(told, True)
-        await lags(books)
+        lags(books)
         assert notice_types(told) == [PAUSED]
         set_paused(told, False)
-        assert (await lags(books))["crm"] > 300
+        assert (lags(books))["crm"] > 300
         assert notice_types(told) == [PAUSED, RECOVERED, LAGGING]
 
 
-async def lags(books: Any) -> dict[str, float]:
+def lags(books: Any) -> dict[str, float]:
     """Return the lag of each sink, 0 for one below a minute."""
-    found = await books.store.notify_sinks(300.0)
+    found = books.store.notify_sinks(300.0)
     return {sink: 0.0 if seconds < 60 else seconds for sink, seconds, _ in found}
 
 
-async def test_lags_are_found_by_an_index_however_long_the_log_is(told: Database) -> None:
-    async with ledger(told) as books:
+def test_lags_are_found_by_an_index_however_long_the_log_is(told: Database) -> None:
+    with ledger(told) as books:
         books.do(
             "insert into outbox.event (shard, uid, type) "
             "select mod(n, 64), gen_random_uuid(), 't' from generate_series(1, 50000) n"
@@ -86,20 +86,20 @@ async def test_lags_are_found_by_an_index_however_long_the_log_is(told: Database
             assert touched(connection, "event_%") - before < 20
 
 
-async def test_an_event_that_fails_again_and_again_is_a_lag_and_a_scheduled_one_is_not(told: Database) -> None:
+def test_an_event_that_fails_again_and_again_is_a_lag_and_a_scheduled_one_is_not(told: Database) -> None:
     """A destination that is down for few events leaves the circuit closed, and positions move on."""
-    async with ledger(told) as books:
-        await books.own("crm")
+    with ledger(told) as books:
+        books.own("crm")
         failed, later, dead = books.emit("a", "b", "c")
         books.do("update outbox.event set created_at = created_at - interval '400 seconds'")
-        await books.park("crm", books.row(later, ordered=False, due_in=9.0), books.row(dead, "dead"))
+        books.park("crm", books.row(later, ordered=False, due_in=9.0), books.row(dead, "dead"))
         books.do("update outbox.delivery set deliver_at = now() + interval '1 day' where state = 'waiting'")
-        await books.catch_up("crm")
-        assert (await lags(books))["crm"] == 0
-        await books.park("crm", books.row(failed, due_in=1800.0))
-        assert (await lags(books))["crm"] > 300
+        books.catch_up("crm")
+        assert (lags(books))["crm"] == 0
+        books.park("crm", books.row(failed, due_in=1800.0))
+        assert (lags(books))["crm"] > 300
         books.do("update outbox.delivery set deliver_at = now() - interval '1 minute' where state = 'waiting'")
-        assert (await lags(books))["crm"] < 100
+        assert (lags(books))["crm"] < 100
 
 
 def test_rows_are_looked_at_up_to_a_thousand(told: Database) -> None:

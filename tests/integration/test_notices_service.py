@@ -116,6 +116,7 @@ def test_a_queue_receives_notices(database: Database, crm: Receiver, ops: Receiv
     assert DEAD not in received_types(crm)
 
 
+@pytest.mark.fence("a notice about the receiver of notices causes another")
 @pytest.mark.slow
 def test_a_notice_that_dies_and_a_receiver_that_is_down_make_no_notices(
     database: Database, crm: Receiver, ops: Receiver, tmp_path: Path

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
-import pytest
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
@@ -19,7 +17,7 @@ from tests.support.logs import RecordedLog
 from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import running, spec
 from tests.support.roles import new_role
-from tests.support.wait import auntil, becomes
+from tests.support.wait import becomes, until
 
 FLOOD = "select count(pg_notify('outbox', g::text || repeat('x', 100))) from generate_series(1, 2000) g"
 BATCH_SECONDS = 0.02
@@ -47,65 +45,44 @@ def flood(database: Database) -> Generator[None]:
             thread.join()
 
 
-async def test_a_relay_polls_through_a_flood_and_delivers_what_is_emitted(database: Database) -> None:
+def test_a_relay_polls_through_a_flood_and_delivers_what_is_emitted(database: Database) -> None:
     sink = MemorySink()
-    with capture_logs() as log:
-        async with running(database.dsn, (spec("s"), sink)) as harness:
-            await harness.owns_all()
-            await has(database, ASLEEP, *LOCK)
-            with flood(database):
-                await becomes(lambda: _floods(log), "it has noticed the flood")
-                for n in range(10):
-                    wanted = await asyncio.to_thread(emit, database, [f"k{n}"])
-                    await delivered(sink, wanted)
-                assert query_locks(database) == []
+    with capture_logs() as log, running(database.dsn, (spec("s"), sink)) as harness:
+        harness.owns_all()
+        has(database, ASLEEP, *LOCK)
+        with flood(database):
+            becomes(lambda: _floods(log), "it has noticed the flood")
+            for n in range(10):
+                wanted = emit(database, [f"k{n}"])
+                delivered(sink, wanted)
+            assert query_locks(database) == []
     assert _floods(log) == [{"event": "database.notify_flood", "log_level": "warning", "polls_seconds": 30.0}]
 
 
-async def test_a_listener_asks_for_the_lock_in_a_flood_only_until_it_notices(database: Database) -> None:
+def test_a_listener_asks_for_the_lock_in_a_flood_only_until_it_notices(database: Database) -> None:
     log = RecordedLog()
     listener = CommitListener(lambda: database.dsn, log=log)
-    await auntil(listener.begin_listening, seconds=10, what="it listens")
+    until(listener.begin_listening, seconds=10, what="it listens")
     with flood(database):
         while log.warnings == []:
-            await listener.begin_listening()
-            await listener.stop_listening()
+            listener.begin_listening()
+            listener.stop_listening()
         assert not listener.listening
         for _ in range(100):
-            assert not await listener.begin_listening()
+            assert not listener.begin_listening()
     assert [event for event, _ in log.warnings] == ["database.notify_flood"]
-    await listener.close()
+    listener.close()
 
 
-async def test_a_listener_connects_again_some_time_after_a_flood(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("outbox_relay.postgres.listener.FLOOD_POLL_SECONDS", 0.2)
-    log = RecordedLog()
-    listener = CommitListener(lambda: database.dsn, log=log)
-    await auntil(listener.begin_listening, seconds=10, what="it listens")
-    with flood(database):
-        while log.warnings == []:
-            await listener.sleep(0.1)
-
-    async def woken() -> bool:
-        await listener.begin_listening()
-        await asyncio.to_thread(emit, database, ["a"])
-        return await listener.sleep(0.1)
-
-    await auntil(woken, seconds=10, what="it listens again, and an emit wakes it")
-    await listener.close()
-
-
-async def test_a_server_that_accepts_connections_and_never_answers_delays_no_tick() -> None:
+def test_a_server_that_accepts_connections_and_never_answers_delays_no_tick() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         dsn = f"postgresql://relay@127.0.0.1:{silent.getsockname()[1]}/shop?sslmode=disable"
         listener = CommitListener(lambda: dsn)
-        assert not await listener.begin_listening()
-        accepted, _ = await asyncio.to_thread(silent.accept)
-        assert not await listener.begin_listening()
-        assert listener._connecting is not None  # pyright: ignore[reportPrivateUsage] - it is being made meanwhile
-        await listener.close()
+        assert not listener.begin_listening()
+        accepted, _ = silent.accept()
+        assert not listener.begin_listening()
+        assert listener._connecting  # pyright: ignore[reportPrivateUsage] - it is being made meanwhile
+        listener.close()
         accepted.close()
 
 

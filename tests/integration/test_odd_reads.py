@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,13 +12,12 @@ import pytest
 from outbox_relay.domain.errors import StatementFailed
 from outbox_relay.domain.event import StoredEvent, pop_scan_end
 from outbox_relay.domain.window import MAX_REDUCTIONS, MAX_SINGLE_EVENT_FAILURES, Position, ScanStep, Tick, next_slice
-from outbox_relay.postgres.connection_slots import ConnectionSlots
 from outbox_relay.postgres.database import statements
-from tests.support.database import Database
+from tests.support.database import Database, query
 from tests.support.deliveries import dead_letters
 from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import RelayHarness, running, spec
-from tests.support.wait import auntil
+from tests.support.wait import until
 
 pytestmark = pytest.mark.slow
 
@@ -53,44 +51,45 @@ def insert(database: Database, **changes: Any) -> int:
     return event
 
 
+@pytest.mark.fence("no relay can load an event, or it is above the ceiling")
 @pytest.mark.parametrize("batch", [True, False], ids=["batches", "single events"])
 @pytest.mark.parametrize(("row", "reason"), ODD.values(), ids=ODD.keys())
-async def test_odd_event_is_dead_and_its_neighbours_flow(
+def test_odd_event_is_dead_and_its_neighbours_flow(
     database: Database, row: dict[str, Any], reason: str, batch: bool
 ) -> None:
     """Without the fault the event cannot be loaded, and nothing of its sink is read any more."""
     sink = MemorySink(keeps_order=batch)
-    async with running(database.dsn, (spec("s"), sink)) as harness:
+    with running(database.dsn, (spec("s"), sink)) as harness:
         key = {"key": "k", **row}
         events = [insert(database, key="k"), insert(database, **key), insert(database, key="k"), insert(database)]
-        await settled(harness, database, 4)
+        settled(harness, database, 4)
         assert [event.id for event in sorted(sink.delivered)] == [events[0], *events[2:]]
         assert dead_letters(database) == [(events[1], reason, 0)]
         assert harness.ended == []
 
 
-async def test_dead_letter_of_an_odd_event_holds_its_key(database: Database) -> None:
+def test_dead_letter_of_an_odd_event_holds_its_key(database: Database) -> None:
     sink = MemorySink()
-    async with running(database.dsn, (spec("s", hold=True), sink)) as harness:
+    with running(database.dsn, (spec("s", hold=True), sink)) as harness:
         odd = insert(database, key="k", deliver_at="20000-01-01Z")
         behind, other = insert(database, key="k"), insert(database, key="other")
-        await auntil(lambda: _states(database, {odd: "dead", behind: "held"}), seconds=10, what="the key is held")
-        await auntil(lambda: _delivered(sink, [other]), seconds=10, what="the other key flows")
+        until(lambda: _states(database, {odd: "dead", behind: "held"}), seconds=10, what="the key is held")
+        until(lambda: _delivered(sink, [other]), seconds=10, what="the other key flows")
         assert harness.ended == []
 
 
-async def settled(harness: RelayHarness, database: Database, events: int) -> None:
+def settled(harness: RelayHarness, database: Database, events: int) -> None:
     """Wait until ``events`` events of each sink are delivered or dead, and everything is settled."""
     sinks = [sink for _, sink in harness.sinks if isinstance(sink, MemorySink)]
 
-    async def fact() -> bool:
+    def fact() -> bool:
         return all(
             len(sink.delivered) >= events - len(_dead_of(database, s.name))
             for (s, _), sink in zip(harness.sinks, sinks, strict=True)
         )
 
-    await auntil(fact, seconds=20, what="every event is delivered or dead")
-    await harness.settled()
+    until(fact, seconds=20, what="every event is delivered or dead")
+    harness.settled()
 
 
 def _dead_of(database: Database, sink: str) -> list[Any]:
@@ -99,40 +98,28 @@ def _dead_of(database: Database, sink: str) -> list[Any]:
         return connection.execute(query, (sink,)).fetchall()
 
 
-async def _states(database: Database, wanted: dict[int, str]) -> bool:
-    async with await database.aconnect(autocommit=True) as connection:
-        cursor = await connection.execute("select id, state from outbox.delivery")
-        return dict(await cursor.fetchall()) == wanted
+def _states(database: Database, wanted: dict[int, str]) -> bool:
+    return dict(query(database, "select id, state from outbox.delivery")) == wanted
 
 
-async def _delivered(sink: MemorySink, ids: Sequence[int]) -> bool:
+def _delivered(sink: MemorySink, ids: Sequence[int]) -> bool:
     return [event.id for event in sink.delivered] == [*ids]
 
 
-async def test_created_at_that_clients_cannot_load_is_clamped(database: Database) -> None:
-    sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink)) as harness:
-        insert(database, created_at="20000-01-01Z")
-        insert(database, created_at="0044-03-15 BC")
-        await settled(harness, database, 2)
-        assert [event.created_at.year for event in sink.delivered] == [9998, 1]
-        assert harness.ended == []
-
-
-async def test_ceiling_that_is_raised_holds_for_connections_that_read_before(database: Database) -> None:
+def test_ceiling_that_is_raised_holds_for_connections_that_read_before(database: Database) -> None:
     """The constant stands in plans that are kept: they must be made again."""
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink)) as harness:
+    with running(database.dsn, (spec("s"), sink)) as harness:
         for n in range(10):
             insert(database)
-            await settled(harness, database, n + 1)
+            settled(harness, database, n + 1)
         with database.connect(autocommit=True) as connection:
             connection.execute(
                 "create or replace function outbox_internal.payload_ceiling() returns integer "
                 "language sql immutable parallel safe return 4194304"
             )
         event = insert(database, payload=b"x" * 2_000_000)
-        await settled(harness, database, 11)
+        settled(harness, database, 11)
         assert sink.delivered[-1].id == event
         assert dead_letters(database) == []
 
@@ -153,10 +140,8 @@ class Failing:
         harness.store.read_rest = partial(self._fail, self._read)  # type: ignore[method-assign]
         harness.store.read_small = partial(self._fail, self._read_small)  # type: ignore[method-assign]
 
-    async def _fail(
-        self, read: Callable[..., Awaitable[list[StoredEvent]]], *arguments: Any, **options: Any
-    ) -> list[StoredEvent]:
-        events = await read(*arguments, **options)
+    def _fail(self, read: Callable[..., list[StoredEvent]], *arguments: Any, **options: Any) -> list[StoredEvent]:
+        events = read(*arguments, **options)
         if self.everything or any(event.id in self.poison and event.fault is None for event in events):
             self.failures += 1
             raise StatementFailed("the database says: canceling statement due to statement timeout", self._state)
@@ -171,19 +156,19 @@ class Failing:
         (None, 10, "its answer cannot be loaded: payload has 10 bytes"),
     ],
 )
-async def test_event_that_cannot_be_read_is_dead_after_smaller_steps(
+def test_event_that_cannot_be_read_is_dead_after_smaller_steps(
     database: Database, state: str | None, size: int, reason: str
 ) -> None:
     sink, other = MemorySink(), MemorySink()
-    async with running(database.dsn, (spec("s"), sink), (spec("other"), other)) as harness:
-        await harness.owns_all()
+    with running(database.dsn, (spec("s"), sink), (spec("other"), other)) as harness:
+        harness.owns_all()
         failing = Failing(harness, state)
         with database.connect() as connection:
             payloads = [b"x" * size if n == 20 else b"p" for n in range(50)]
             every = [connection.execute(INSERT, _row(payload)).fetchall()[0][0] for payload in payloads]
             poison = every[20]
             failing.poison = {poison}
-        await settled(harness, database, 50)
+        settled(harness, database, 50)
         expected = {(poison, f"reading it failed, {reason}", 0)}
         assert set(dead_letters(database)) == expected
         for each in (sink, other):
@@ -197,43 +182,24 @@ def _row(payload: bytes) -> dict[str, Any]:
     return {"key": None, "payload": payload, "headers": None, "deliver_at": None, "created_at": None}
 
 
-async def test_small_events_are_never_dead_because_the_database_is_slow(database: Database) -> None:
+def test_small_events_are_never_dead_because_the_database_is_slow(database: Database) -> None:
     """Reads that fail whatever they ask for end the session with the reason, and kill no event."""
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink), expects={"statement_failed"}) as harness:
-        await harness.owns_all()
+    with running(database.dsn, (spec("s"), sink), expects={"statement_failed"}) as harness:
+        harness.owns_all()
         failing = Failing(harness, "57014")
         failing.everything = True
         events = [insert(database) for _ in range(5)]
-        await auntil(lambda: _ended(harness), seconds=20, what="the session ends")
+        until(lambda: _ended(harness), seconds=20, what="the session ends")
         assert isinstance(harness.ended[0], StatementFailed)
         assert "cannot be read, with or without its payload" in str(harness.ended[0])
         failing.everything = False
-        await settled(harness, database, 5)
+        settled(harness, database, 5)
         assert [event.id for event in sink.delivered] == events
         assert dead_letters(database) == []
 
 
-async def test_large_event_outlives_a_server_that_is_short_of_memory_for_a_moment(database: Database) -> None:
-    """Reads fail at once then, so all of them are over before the moment is."""
-    sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink)) as harness:
-        await harness.owns_all()
-        failing = Failing(harness, "53200")
-        failing.everything = True
-        event = insert(database, payload=b"x" * 100_000)
-        await auntil(lambda: _failed(failing), seconds=10, what="a read fails")
-        asyncio.get_running_loop().call_later(2.0, setattr, failing, "everything", False)
-        await settled(harness, database, 1)
-        assert [event.id for event in sink.delivered] == [event]
-        assert harness.ended == []
-
-
-async def _failed(failing: Failing) -> bool:
-    return failing.failures > 0
-
-
-async def _ended(harness: RelayHarness) -> bool:
+def _ended(harness: RelayHarness) -> bool:
     return bool(harness.ended)
 
 
@@ -241,7 +207,7 @@ HUGE = 60_000
 TINY_MS = 40
 
 
-async def test_a_huge_transaction_is_read_whatever_the_statement_timeout(database: Database) -> None:
+def test_a_huge_transaction_is_read_whatever_the_statement_timeout(database: Database) -> None:
     """A timeout that is not enough for a tenth of the transaction: every read that fails makes the next one smaller."""
     with database.connect(autocommit=True) as reading, database.connect() as huge:
         huge.execute("select count(outbox.emit_raw('t', 'p')) from generate_series(1, %s)", (HUGE,))
@@ -280,41 +246,38 @@ def _tick(connection: psycopg.Connection[Any]) -> Tick:
     return Tick(*row)
 
 
-async def test_a_read_that_is_cut_behind_large_keys_goes_on_there(database: Database) -> None:
+def test_a_read_that_is_cut_behind_large_keys_goes_on_there(database: Database) -> None:
     """Keys that are not returned do not count: else the database cuts a read that looks complete to the relay."""
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink)) as harness:
-        await harness.owns_all()
+    with running(database.dsn, (spec("s"), sink)) as harness:
+        harness.owns_all()
         with database.connect() as connection:
             keys = ["k" * 1_000_000] * 12 + [None] * 20
             every = [connection.execute(INSERT, {**_row(b"p"), "key": key}).fetchall()[0][0] for key in keys]
-        await settled(harness, database, len(every))
+        settled(harness, database, len(every))
         assert [event.id for event in sink.delivered] == every[12:]
         assert [event for event, _, _ in dead_letters(database)] == every[:12]
 
 
-async def test_no_event_is_dead_because_its_read_waited_for_a_connection(database: Database) -> None:
+def test_no_event_is_dead_because_its_read_waited_for_a_connection(database: Database) -> None:
     """The connections of a sink are busy with its other statements for as long as a read may wait, again and again."""
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink)) as harness:
-        await harness.owns_all()
-        slots, waited = ConnectionSlots(1), 0
+    with running(database.dsn, (spec("s"), sink)) as harness:
+        harness.owns_all()
+        waited = 0
 
-        async def wait_and_read(
-            read: Callable[..., Awaitable[list[StoredEvent]]], *arguments: Any, **options: Any
-        ) -> list[StoredEvent]:
+        def wait_and_read(read: Callable[..., list[StoredEvent]], *arguments: Any, **options: Any) -> list[StoredEvent]:
             nonlocal waited
             waited += 1
             if waited <= MAX_REDUCTIONS + MAX_SINGLE_EVENT_FAILURES:
-                async with slots.taken("a", "claim_rows", 1), slots.taken("a", "read_rest", 0.01):
-                    pytest.fail("there is but one")
-            return await read(*arguments, **options)
+                raise StatementFailed("every connection was busy", StatementFailed.NO_CONNECTION)
+            return read(*arguments, **options)
 
         harness.store.windows = False
         harness.store.read_rest = partial(wait_and_read, harness.store.read_rest)  # type: ignore[method-assign]
         harness.store.read_small = partial(wait_and_read, harness.store.read_small)  # type: ignore[method-assign]
         event = insert(database)
-        await settled(harness, database, 1)
+        settled(harness, database, 1)
         assert [event.id for event in sink.delivered] == [event]
         assert dead_letters(database) == []
         assert harness.ended == []

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-from typing import Any
-
 import pytest
-import structlog
 from annotated_types import Le
 
-from outbox_relay.relay.housekeeping import MOST_LEASE_SECONDS, Housekeeping
+from outbox_relay.relay.housekeeping import MOST_LEASE_SECONDS
 from outbox_relay.settings.model import RelaySettings
 from tests.support import days
+from tests.support.chores import doing
 from tests.support.command import inside
 from tests.support.database import Database, query
 from tests.support.days import date_ago, emit_ago, fill_days, keep, make_day, one, retention, table_ago
 from tests.support.ledger import ledger
 from tests.support.sink_actions import register
-from tests.support.wait import auntil
+from tests.support.wait import until
 
 PLACED = """
 insert into outbox.progress (sink, shards, epochs, a_seq, a_snapshot, a_next, last_id)
@@ -37,19 +33,6 @@ def test_the_schema_is_made_where_functions_are_checked_for_development(empty_da
     assert (ended.code, "shadows" in ended.err) == (0, False), ended.err
     [(uid,)] = query(empty_database, "select outbox.emit('job', '1')")
     assert uid
-
-
-@pytest.mark.parametrize("setting", ["on", "off"])
-def test_patterns_are_the_same_whatever_a_session_takes_a_backslash_for(database: Database, setting: str) -> None:
-    """Goes red when an erasure takes an event that is not delivered for one that no sink wants.
-
-    Each setting has a session of its own: the function is read once in each.
-    """
-    register(database, "jobs", "job_%.*")
-    with database.connect() as connection:
-        connection.execute(f"set standard_conforming_strings = {setting}".encode())
-        [(types,)] = connection.execute("select outbox_internal.types_of('jobs')").fetchall()
-    assert types == ["job\\_\\%.%"]
 
 
 def test_a_day_that_cannot_be_emptied_stops_no_other(database: Database) -> None:
@@ -102,29 +85,12 @@ def test_partitions_are_made_one_by_one_while_default_is_large(database: Databas
     assert made == [1, 1, 1, 0, 0]
 
 
-def test_an_erasure_makes_no_notice_of_a_dead_letter(database: Database) -> None:
-    register(database, "ops", "outbox.*")
-    query(database, "select outbox.emit('a', '1', key => 'customer-7')")
-    query(
-        database,
-        "insert into outbox.delivery"
-        " (sink, id, shard, state, ordered, due_at, uid, type, key, content_type, created_at)"
-        " select 'ops', -n, 0, 'held', true, now(), gen_random_uuid(), 't', 'k' || n, '', now()"
-        " from generate_series(1, 100) n returning 1",
-    )
-    query(database, "analyze outbox.delivery")
-    query(database, "delete from outbox.delivery returning 1")
-    assert query(database, "select count(*) from pg_stats where tablename = 'delivery' and attname = 'key'") == [(1,)]
-    query(database, "select outbox_internal.renew_key_statistics()")
-    assert query(database, "select type from outbox.event where type like 'outbox.%%'") == []
-
-
 # -- clocks that were set back ------------------------------------------------------------------------------------
 
 
-async def test_what_was_written_while_the_clock_was_ahead_does_not_last(database: Database) -> None:
+def test_what_was_written_while_the_clock_was_ahead_does_not_last(database: Database) -> None:
     """Goes red when shards have no relay, and emits are merged into jobs that are done, for as long as it was ahead."""
-    async with ledger(database) as books:
+    with ledger(database) as books:
         register(database, "jobs", "*")
         query(database, "select outbox.emit('job', '1', unique_key => 'done')")
         query(database, "update outbox.sink set created_at = now() + interval '1 day' returning 1")  # passes it by
@@ -135,9 +101,8 @@ async def test_what_was_written_while_the_clock_was_ahead_does_not_last(database
             "insert into outbox.relay (id, name, version, sinks, seen_at)"
             f" values (gen_random_uuid(), 'ghost', '0', '{{jobs}}', {HOUR_AHEAD}) returning 1",
         )
-        chores = asyncio.create_task(Housekeeping(books.store, structlog.get_logger("test")).run())
 
-        async def mended() -> bool:
+        def mended() -> bool:
             return query(
                 database,
                 "select (select count(*) from outbox.shard where lease_until > now() + interval '11 minutes'),"
@@ -145,29 +110,18 @@ async def test_what_was_written_while_the_clock_was_ahead_does_not_last(database
                 " (select count(*) from outbox.relay where seen_at > clock_timestamp())",
             ) == [(0, 0, 0)]
 
-        try:
-            await auntil(mended, seconds=30, what="shards, keys and relays are as the clock says")
-        finally:
-            chores.cancel()
-            await asyncio.wait({chores})
-
-
-async def test_a_shard_that_was_released_while_the_clock_was_ahead_is_free(database: Database) -> None:
-    async with ledger(database) as books:
-        register(database, "jobs", "*")
-        query(database, "update outbox.shard set owner = null, lease_until = now() + interval '5 minutes' returning 1")
-        assert await books.store.cap_times(600.0) == 64
-        assert query(database, "select count(*) from outbox.shard where lease_until > clock_timestamp()") == [(0,)]
+        with doing(books.store):
+            until(mended, seconds=30, what="shards, keys and relays are as the clock says")
 
 
 @pytest.mark.parametrize("live", [1.0, 600.0])
-async def test_a_lease_of_a_relay_that_lives_is_not_shortened(database: Database, live: float) -> None:
-    async with ledger(database) as books:
+def test_a_lease_of_a_relay_that_lives_is_not_shortened(database: Database, live: float) -> None:
+    with ledger(database) as books:
         register(database, "jobs", "*")
         until = "clock_timestamp() + %s * interval '1 second'"
         owned = f"update outbox.shard set owner = gen_random_uuid(), lease_until = {until} returning lease_until"
         [*before] = query(database, owned, live)
-        assert await books.store.cap_times(600.0) == 0
+        assert books.store.value("cap_times", {"most": 600.0}) == 0
         assert sorted(query(database, "select lease_until from outbox.shard")) == sorted(before)
 
 
@@ -175,39 +129,3 @@ def test_no_relay_may_have_longer_leases_than_those_that_are_shortened() -> None
     """Goes red when the largest setting grows: a shard of a relay that lives would lose its lease."""
     [most] = [each.le for each in RelaySettings.model_fields["lease_seconds"].metadata if isinstance(each, Le)]
     assert most == MOST_LEASE_SECONDS
-
-
-def test_no_partition_of_today_alone_is_no_finding(database: Database) -> None:
-    """Goes red when doctor asks for a relay, which runs: today's events are in DEFAULT, and it gets no partition."""
-    with database.connect(autocommit=True) as owner:
-        owner.execute("update outbox.retention set keep_days = 7")  # partitions of a day
-        owner.execute(f"drop table outbox.{table_ago(0)}".encode())
-        emit_ago(owner, 0)
-        owner.execute("select outbox_internal.make_partitions()")
-        assert one(owner, "select outbox_internal.make_partitions()") == 0
-    ended = inside("doctor", "--json", "--dsn", database.dsn)
-    ids = {each["id"] for each in json.loads(ended.out)["findings"] if each["severity"] != "ok"}
-    assert ("partitions-missing" in ids, "default-partition" in ids) == (False, True)
-
-
-def test_a_partition_of_a_distant_day_does_not_stand_for_those_before(database: Database) -> None:
-    """Goes red when doctor finds nothing although events go to the DEFAULT partition from tomorrow on."""
-
-    def found() -> Any:
-        ended = inside("doctor", "--json", "--dsn", database.dsn)
-        return [each for each in json.loads(ended.out)["findings"] if each["id"] == "partitions-missing"]
-
-    assert found() == []
-    with database.connect(autocommit=True) as owner:
-        owner.execute(f"drop table outbox.{table_ago(0)}".encode())
-        owner.execute(
-            "create table outbox.of_today (like outbox.event including defaults including generated);"
-            "alter table outbox.event attach partition outbox.of_today"
-            f" for values from ('{date_ago(0)} 00:00+00') to ('{date_ago(-1)} 00:00+00')".encode()
-        )
-        owner.execute(
-            "create table outbox.distant (like outbox.event including defaults including generated);"
-            "alter table outbox.event attach partition outbox.distant"
-            " for values from ('2099-01-01 00:00+00') to ('2099-01-02 00:00+00')"
-        )
-    assert len(found()) == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Generator
 from pathlib import Path
@@ -27,7 +26,7 @@ from tests.support.relay_config import kafka_config
 from tests.support.relay_harness import running, spec
 from tests.support.service import RelayService
 from tests.support.shop import Writers
-from tests.support.wait import auntil, until
+from tests.support.wait import until
 
 ASLEEP = "select 1 from pg_locks where locktype = 'advisory' and classid = %s and objid = %s and mode = 'ExclusiveLock'"
 EVENTS = 3000
@@ -92,34 +91,32 @@ def test_relays_share_and_hand_over_through_a_small_pool(
     assert report.duplicates == 0
 
 
-async def test_an_emit_through_the_pooler_wakes_a_relay(database: Database, pooler: PgBouncer) -> None:
+def test_an_emit_through_the_pooler_wakes_a_relay(database: Database, pooler: PgBouncer) -> None:
     """The try of the sleepers' lock leaves nothing behind in a session that serves others next."""
     sink, heard = MemorySink(), database.connect(autocommit=True)
     heard.execute("listen outbox")
-    async with running(database.dsn, (spec("s"), sink)) as harness:
-        await harness.owns_all()
-        await has(database, ASLEEP, *LOCK)
+    with running(database.dsn, (spec("s"), sink)) as harness:
+        harness.owns_all()
+        has(database, ASLEEP, *LOCK)
         with psycopg.connect(pooler.dsn(database.name)) as connection:
             outbox.emit(connection, "test.event", 1, key="a")
-        await auntil(lambda: asyncio.sleep(0, len(sink.delivered) == 1), seconds=10, what="it is delivered")
+        until(lambda: len(sink.delivered) == 1, seconds=10, what="it is delivered")
         assert list(heard.notifies(timeout=10, stop_after=1)), "nobody was notified"
     heard.close()
     left = query(database, "select count(*) from pg_locks where locktype = 'advisory' and classid = %s", LOCK[0])
     assert left == [(0,)]
 
 
-async def test_a_relay_without_a_direct_connection_polls_through_the_pooler(
-    database: Database, pooler: PgBouncer
-) -> None:
+def test_a_relay_without_a_direct_connection_polls_through_the_pooler(database: Database, pooler: PgBouncer) -> None:
     sink = MemorySink()
     options = {"listen": False, "pooler": True}
-    async with running(pooler.dsn(database.name), (spec("s"), sink), **options) as harness:
-        await harness.owns_all()
-        await delivered(sink, emit(database, ["a"]))
-        await harness.settled()
+    with running(pooler.dsn(database.name), (spec("s"), sink), **options) as harness:
+        harness.owns_all()
+        delivered(sink, emit(database, ["a"]))
+        harness.settled()
         taken = harness.store.calls["look"]
-        await harness.settled()
-        await delivered(sink, emit(database, ["b"]))
+        harness.settled()
+        delivered(sink, emit(database, ["b"]))
         assert harness.store.calls["look"] > taken
         assert query(database, ASLEEP, *LOCK) == []
 
@@ -134,27 +131,25 @@ def test_a_pooler_that_is_not_named_is_refused(database: Database, ignored: str)
 
 
 @pytest.mark.parametrize("ignored", ["", "options"], ids=["refused by the pooler", "ignored by the pooler"])
-async def test_a_relay_that_cannot_listen_says_why(
-    database: Database, monkeypatch: pytest.MonkeyPatch, ignored: str
-) -> None:
+def test_a_relay_that_cannot_listen_says_why(database: Database, monkeypatch: pytest.MonkeyPatch, ignored: str) -> None:
     """Goes red when a relay polls and logs no reason: new events then arrive up to 250 ms late."""
     monkeypatch.setattr("outbox_relay.postgres.listener.FAILING_SECONDS", 0.0)
     with PgBouncer(database.server, {"ignore_startup_parameters": ignored} if ignored else {}) as unnamed:
         dsn, log = unnamed.dsn(database.name), RecordedLog()
         listener = CommitListener(lambda: dsn, log=log)
 
-        async def said() -> bool:
-            assert not await listener.begin_listening()
+        def said() -> bool:
+            assert not listener.begin_listening()
             return log.warnings != []
 
-        await auntil(said, seconds=20, what="the log says it")
+        until(said, seconds=20, what="the log says it")
         assert log.warnings == [("database.not_listening", {"reason": POOLED})]
         with pytest.raises(DatabaseUnusable, match="must lead to the server itself"):
-            await dsn_identity(dsn)
-        await listener.close()
+            dsn_identity(dsn)
+        listener.close()
 
 
-async def test_a_server_that_is_away_is_named_once_it_has_been_away_for_a_while(
+def test_a_server_that_is_away_is_named_once_it_has_been_away_for_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("outbox_relay.postgres.listener.RETRY_SECONDS", 0.0)
@@ -169,11 +164,11 @@ async def test_a_server_that_is_away_is_named_once_it_has_been_away_for_a_while(
         monkeypatch.setattr("outbox_relay.postgres.listener.FAILING_SECONDS", seconds)
         asked.clear()
 
-        async def tried() -> bool:
-            await listener.begin_listening()
+        def tried() -> bool:
+            listener.begin_listening()
             return len(asked) > 2
 
-        await auntil(tried, seconds=20, what="it has failed twice")
+        until(tried, seconds=20, what="it has failed twice")
         assert len(log.warnings) == lines
     assert "Connection refused" in str(log.warnings)
-    await listener.close()
+    listener.close()

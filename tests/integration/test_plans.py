@@ -124,26 +124,6 @@ def test_rest_is_read_in_index_order_and_no_further_than_needed(
     assert sum(node.scanned for node in scans) <= len(found) + len(scans)
 
 
-@pytest.mark.slow
-@OF_EVERY_SIZE
-def test_rest_of_few_shards_looks_at_its_span_only(explained: Explained, statement: str, size: int) -> None:
-    found = read(explained, statement, shards=[5], after=100_000, upto=102_000, bytes=size)
-    assert {row[1] for row in found} == {5}
-    scans = explained.scans("event_", "past_", of=REST)
-    assert not {node.type for node in explained.nodes(of=REST)} & NEVER_IN_ORDER
-    assert sum(node.scanned for node in scans) <= 2000
-
-
-@pytest.mark.slow  # as that of few shards
-@OF_EVERY_SIZE
-def test_rest_of_few_types_looks_at_its_span_only(explained: Explained, statement: str, size: int) -> None:
-    found = read(explained, statement, types=["type.3"], after=100_000, upto=102_000, bytes=size)
-    assert {row[3] for row in found} == {"type.3"}
-    scans = explained.scans("event_", "past_", of=REST)
-    assert not {node.type for node in explained.nodes(of=REST)} & NEVER_IN_ORDER
-    assert sum(node.scanned for node in scans) <= 2000
-
-
 @OF_EVERY_SIZE
 def test_empty_end_of_the_log_costs_no_rows(explained: Explained, statement: str, size: int) -> None:
     assert read(explained, statement, after=explained.events, upto=2**63 - 1, bytes=size) == []
@@ -268,40 +248,7 @@ def test_transactions_that_still_run_are_not_looked_for(explained: Explained) ->
         assert sum(node.scanned for node in explained.scans("event_", "past_", of="with recursive found")) == 0
 
 
-def test_a_tick_looks_at_no_event(explained: Explained) -> None:
-    [(seq, *_)] = explained.run("tick", known=None)
-    assert seq >= explained.events
-    assert explained.relations() == {"meta", "sink"}
-
-
 LOG_AND_ROWS = ("event%", "past%", "delivery")
-
-PLACE = """
-insert into outbox.progress (sink, shards, epochs, a_seq, a_snapshot, a_next, last_id)
-select 'crm', array_agg(n), array_agg(1), %s, '3:3:', 3, 0 from generate_series(0, 63) n
-"""
-
-
-def test_status_counts_a_long_backlog_by_its_first_events(explained: Explained) -> None:
-    counted = 10_000
-    connection = explained.connection
-    with connection.transaction(force_rollback=True):
-        own(connection)
-        connection.execute(PLACE, (2 * ROWS,))
-        before = touched(connection, "event_%", "past_%")
-        [(backlog, exact, *_)] = explained.run("status_backlog", sink=SINK, types=None, most=counted, seconds=60.0)
-        looked_at = touched(connection, "event_%", "past_%") - before
-    assert not exact
-    left = explained.events - 2 * ROWS + ROWS
-    assert 0.9 * left < backlog < 1.1 * left
-    assert looked_at <= 1.5 * counted
-
-
-def test_types_among_the_newest_events_cost_those_events(explained: Explained) -> None:
-    assert len(explained.run("status_types", most=10_000)) == 7
-    scans = explained.scans("event_", "past_", of="order by e.id desc")
-    assert {node.type for node in scans} == {"Index Scan"}
-    assert sum(node.scanned for node in scans) <= 10_000 + len(scans)
 
 
 def claim(explained: Explained, **changes: Any) -> list[tuple[Any, ...]]:
@@ -315,7 +262,6 @@ def claim(explained: Explained, **changes: Any) -> list[tuple[Any, ...]]:
 
 
 WAITING, HEADS, HELD, LOCKED = "d.state = 'waiting'", "recursive held", "unnest(keys) k (key)", "l.due_at <= now()"
-SUSPECT = "and d.suspect"
 FOLLOWERS, BEFORE = "cardinality(waiting || held)\n", "array_agg(l.id)"
 CLAIMED, COPIED = "set owner = owner_id", "insert into outbox.delivery"
 
@@ -329,85 +275,8 @@ def test_due_rows_are_found_by_the_time_they_are_due(explained: Explained) -> No
     assert all(node.index == "delivery_key" and "id < " in node.condition for node in inner)
 
 
-def test_heads_of_keys_are_found_by_key(explained: Explained) -> None:
-    keys = [f"key-{n}" for n in range(0, 1000, 10)]
-    with explained.connection.transaction(force_rollback=True):
-        explained.connection.execute("delete from outbox.delivery where sink = %s and id <= 1000", (SINK,))
-        claimed = claim(explained, keys=keys, rows=1000)
-        scans = explained.scans("delivery", of=HELD)
-    assert {row[4] for row in claimed} & {*keys}
-    assert {node.index for node in scans} == {"delivery_key"}
-    assert sum(node.scanned for node in scans) <= len(keys)
-
-
 def held_keys(explained: Explained) -> list[str]:
     return [key for (key,) in explained.run("held_keys", sink=SINK, after=None, most=1000)]
-
-
-def test_sweep_reads_one_row_of_each_key(explained: Explained) -> None:
-    keys = held_keys(explained)
-    looked_at = [("delivery_held", explained.scans("delivery", of=HEADS))]
-    claim(explained, keys=keys)
-    looked_at.append(("delivery_key", explained.scans("delivery", of=HELD)))
-    for index, scans in looked_at:
-        assert {node.index for node in scans} == {index}
-        assert sum(node.scanned for node in scans) <= 1000 + 1
-
-
-@pytest.mark.parametrize(
-    ("keys", "rows"),
-    [pytest.param(1, 100, marks=pytest.mark.slow), (30, 100), pytest.param(100, 110, marks=pytest.mark.slow)],
-)
-def test_followers_read_no_more_rows_than_are_claimed(explained: Explained, keys: int, rows: int) -> None:
-    with explained.connection.transaction(force_rollback=True):
-        explained.connection.execute(
-            "update outbox.delivery set key = 'many-' || id %% %s, state = 'held', due_at = now() where sink = %s",
-            (keys, SINK),
-        )
-        names = [f"many-{n}" for n in range(keys)]
-        claimed = claim(explained, keys=names, rows=rows, with_followers=True)
-        scanned = [sum(node.scanned for node in explained.scans("delivery", of=text)) for text in (FOLLOWERS, BEFORE)]
-        indexes = {index for text in (FOLLOWERS, BEFORE) for index, _ in explained.conditions(of=text)}
-    assert len(claimed) > rows - keys
-    assert {row[4] for row in claimed} == {*names}
-    assert indexes == {"delivery_key", "delivery_pkey"}
-    assert max(scanned) <= 2 * rows + keys
-
-
-def test_claimed_rows_are_locked_and_changed_by_their_primary_key(explained: Explained) -> None:
-    claimed = claim(explained, keys=held_keys(explained))
-    for text in (LOCKED, CLAIMED):
-        [scan] = explained.scans("delivery", of=text)
-        assert {index for index, _ in explained.conditions(of=text)} == {"delivery_pkey"}
-        assert scan.scanned == len(claimed)
-
-
-def test_who_asks_for_suspects_looks_at_no_other_row(explained: Explained) -> None:
-    with explained.connection.transaction(force_rollback=True):
-        assert claim(explained, suspects=True) == []
-        [scan, *_] = explained.scans("delivery", of=SUSPECT)
-        assert (scan.index, scan.scanned) == ("delivery_suspect", 0)
-        explained.connection.execute("update outbox.delivery set claims = 3 where sink = %s and id = 501", (SINK,))
-        assert [row[0] for row in claim(explained, suspects=True)] == [501]
-        [scan, *_] = explained.scans("delivery", of=SUSPECT)
-        assert (scan.index, scan.scanned) == ("delivery_suspect", 1)
-
-
-def test_settled_rows_are_copied_by_the_id_of_their_events(explained: Explained) -> None:
-    connection = explained.connection
-    ids = list(range(explained.events - 999, explained.events + 1, 10))
-    with connection.transaction(force_rollback=True):
-        own(connection)
-        assert explained.run("settle", **settlement(ids)) == [(True,)]
-        copied = explained.scans("event_", "past_", of=COPIED)
-        assert explained.scans("delivery", of=COPIED) == [], "rows are counted only if some are there already"
-        assert explained.run("settle", **settlement(ids)) == [(True,)]
-        stored = explained.scans("delivery", of=COPIED)
-        indexes = {index for index, _ in explained.conditions(of=COPIED)}
-    assert "Seq Scan" not in {node.type for node in (*copied, *stored)}
-    of_the_day = {index for index in indexes if index.endswith("_uid_idx") and not index.startswith("past_")}
-    assert indexes - of_the_day == {"event_id_shard_idx", "delivery_pkey"}
-    assert sum(node.scanned for node in copied) == sum(node.scanned for node in stored) == len(ids)
 
 
 def own(connection: psycopg.Connection[Any]) -> None:
@@ -435,14 +304,6 @@ def settlement(ids: list[int]) -> dict[str, Any]:
 
 PLANNED_EMPTY = 4_000
 """Rows that come after the plans were made."""
-
-
-QUEUED = """
-insert into outbox.delivery
-       (sink, id, shard, state, ordered, due_at, ready, tenant, uid, type, payload, content_type, created_at)
-select 'crm', n, n %% 64, 'waiting', false, now(), true, %(tenant)s, gen_random_uuid(), 't', '{}', 'text/plain', now()
-  from generate_series(%(first)s::bigint, %(last)s) n
-"""
 
 
 @dataclass
@@ -533,47 +394,3 @@ def test_plans_made_before_the_first_row_look_at_no_more_rows(
     # To servers before 17 a look for each id seems dearer than one through a table that they believe to be small.
     through = 0 if early.connection.info.server_version >= 170000 else PLANNED_EMPTY // 2
     assert len(ids) <= touched <= looks * len(ids) + through
-
-
-def test_a_claim_that_continues_looks_at_no_row_in_flight(early: Early) -> None:
-    """Goes red when each claim of a burst passes by all rows that earlier claims have leased."""
-    due = 1.7e9
-    early.connection.execute(
-        "update outbox.delivery set state = 'waiting', ordered = false, claims = 0, due_at = to_timestamp(%s), "
-        "lease_until = case when id <= 1000 then now() + interval '1 hour' end where sink = %s", (due, SINK),
-    )  # fmt: skip
-    early.connection.execute("vacuum analyze outbox.delivery")
-    asked = claiming([1] * 10)
-    from_start, found = early.touched("claim_rows", **asked)
-    assert (found, from_start >= 1000) == (10, True)
-    touched, found = early.touched("claim_rows", **{**asked, "after_due": due, "after_id": 1000})
-    assert found == 10
-    assert touched <= 20 * 10
-
-
-@pytest.mark.parametrize("fair", [False, True], ids=["by priority", "by turns"])
-def test_plans_of_a_queue_made_for_one_row_look_up_each_that_is_claimed(database: Database, *, fair: bool) -> None:
-    """Goes red when a claim goes through all rows of its sink for each row that it claims."""
-    with database.connect(autocommit=True) as connection:
-        connection.execute("alter table outbox.delivery set (autovacuum_enabled = off)")
-        early, tenant = Early(connection), "acme" if fair else None
-        connection.execute(QUEUED, {"first": 1, "last": 1, "tenant": tenant})
-        asked = {
-            "sink": SINK, "owner": OWNER, "lease": uuid4(), "lease_for": 20.0, "rows": 200, "bytes": AMPLE,
-            "most_payload": AMPLE, "fair": fair, "after_tenant": None, "tenants": False,
-        }  # fmt: skip
-        for _ in range(7):
-            assert early.touched("claim_queued", **asked)[1] == 1
-        connection.execute(QUEUED, {"first": 2, "last": PLANNED_EMPTY, "tenant": tenant})
-        touched, found = early.touched("claim_queued", **asked)
-    assert found == 200
-    assert touched <= 5 * 200
-
-
-def test_plans_made_before_the_first_event_look_up_each_tenant(early: Early) -> None:
-    text = """update outbox.event set tenant = 'acme' where id in (select id from outbox.event order by id limit 200)
-              returning id, shard, uid, created_at"""
-    ids, shards, uids, times = map(list, zip(*early.connection.execute(text).fetchall(), strict=True))
-    touched, found = early.touched("tenants", ids=ids, shards=shards, uids=uids, times=times)
-    assert found == 200
-    assert touched <= 3 * 200

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from outbox_relay.admin import sinks
@@ -17,7 +19,7 @@ from tests.support.memory_sink import BOTH, Late, MemorySink, fails
 from tests.support.relay_harness import running, spec
 from tests.support.replays import start
 from tests.support.sink_actions import register
-from tests.support.wait import auntil
+from tests.support.wait import until
 
 books = owned.books
 
@@ -28,25 +30,25 @@ AUDIT = "select action, sink, count, actor, reason from outbox.audit order by id
 
 
 @BOTH
-async def test_an_open_circuit_probes_when_a_person_asks(database: Database, *, keeps_order: bool) -> None:
+def test_an_open_circuit_probes_when_a_person_asks(database: Database, *, keeps_order: bool) -> None:
     late = Late()
     late.script = fails(999, None, Unavailable("connection refused"))
     sink = MemorySink(late, keeps_order=keeps_order)
-    async with running(database.dsn, (spec("s", circuit=PATIENT), sink)) as harness:
+    with running(database.dsn, (spec("s", circuit=PATIENT), sink)) as harness:
         wanted = emit(database, ["a"])
-        await has(database, "select 1 from outbox.sink where circuit = 'open'")
+        has(database, "select 1 from outbox.sink where circuit = 'open'")
         tried = len(sink.attempts)
-        assert await sinks.probe(harness.store, "s", actor="anna", reason="is it back?") is None
+        assert sinks.probe(harness.store, "s", actor="anna", reason="is it back?") is None
 
-        async def probed() -> bool:
+        def probed() -> bool:
             return len(sink.attempts) > tried
 
-        await auntil(probed, seconds=10, what="the destination is probed")
-        await has(database, "select 1 from outbox.sink where circuit = 'open'")
+        until(probed, seconds=10, what="the destination is probed")
+        has(database, "select 1 from outbox.sink where circuit = 'open'")
         late.script = None
-        assert await sinks.probe(harness.store, "s", actor="anna", reason="it is back") is None
-        await delivered(sink, wanted)
-        await has(database, "select 1 from outbox.sink where circuit = 'closed'")
+        assert sinks.probe(harness.store, "s", actor="anna", reason="it is back") is None
+        delivered(sink, wanted)
+        has(database, "select 1 from outbox.sink where circuit = 'closed'")
     asked = [("sinks probe", "s", 1, "anna", "is it back?"), ("sinks probe", "s", 1, "anna", "it is back")]
     assert query(database, AUDIT) == asked
 
@@ -54,34 +56,34 @@ async def test_an_open_circuit_probes_when_a_person_asks(database: Database, *, 
 @pytest.mark.parametrize(
     ("state", "obstacle"), [("select", "closed"), (f"{OPEN}, paused = true", "paused")], ids=["closed", "paused"]
 )
-async def test_without_an_open_circuit_there_is_nothing_to_probe(books: Ledger, state: str, obstacle: str) -> None:
+def test_without_an_open_circuit_there_is_nothing_to_probe(books: Ledger, state: str, obstacle: str) -> None:
     books.do(state)
     before = books.query(AUDIT)
-    assert await sinks.probe_obstacle(books.store, "s") == obstacle
-    assert await sinks.probe(books.store, "s", actor="anna") == obstacle
+    assert sinks.probe_obstacle(books.store, "s") == obstacle
+    assert sinks.probe(books.store, "s", actor="anna") == obstacle
     assert books.query("select probes from outbox.sink") == [(0,)]
     assert books.query(AUDIT) == before
 
 
-async def test_a_request_is_counted_and_a_wrong_one_is_refused(books: Ledger) -> None:
+def test_a_request_is_counted_and_a_wrong_one_is_refused(books: Ledger) -> None:
     books.do(OPEN)
-    assert await sinks.probe_obstacle(books.store, "s") is None
-    assert await sinks.probe(books.store, "s", actor="anna") is None
-    assert [row.probes for row in await books.store.sinks(["s"])] == [1]
-    for probe in (sinks.probe(books.store, "t", actor="anna"), sinks.probe_obstacle(books.store, "t")):
+    assert sinks.probe_obstacle(books.store, "s") is None
+    assert sinks.probe(books.store, "s", actor="anna") is None
+    assert [row.probes for row in books.store.sinks(["s"])] == [1]
+    for probe in (partial(sinks.probe, actor="anna"), sinks.probe_obstacle):
         with pytest.raises(NotFound, match="there is no sink 't' in this database; there are: s"):
-            await probe
+            probe(books.store, "t")
     with pytest.raises(ConfigurationError, match="reason must have at most 2000 bytes"):
-        await sinks.probe(books.store, "s", actor="anna", reason="é" * 1001)
+        sinks.probe(books.store, "s", actor="anna", reason="é" * 1001)
     assert books.query("select probes from outbox.sink") == [(1,)]
 
 
-async def test_a_replay_is_asked_with_its_target(books: Ledger) -> None:
+def test_a_replay_is_asked_with_its_target(books: Ledger) -> None:
     books.emit("a")
-    await books.catch_up("s")
+    books.catch_up("s")
     number = start(books.database, since="PT3600S")
     books.do("update outbox.sink set probes = 3")
-    assert {row.name: row.probes for row in await books.store.sinks(["s", f"~{number}"])} == {"s": 3, f"~{number}": 3}
+    assert {row.name: row.probes for row in books.store.sinks(["s", f"~{number}"])} == {"s": 3, f"~{number}": 3}
 
 
 def test_the_command_says_what_it_did(database: Database) -> None:

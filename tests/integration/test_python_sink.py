@@ -1,12 +1,10 @@
-"""A relay as a process with a Python sink: what becomes of events whose handlers misbehave, and of their processes."""
+"""A relay as a process with a Python sink: what becomes of events whose handlers misbehave, and of the relay."""
 
 from __future__ import annotations
 
 import base64
 import json
-import os
 import signal
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 from tests.support.command import outbox_relay
 from tests.support.database import Database, query
 from tests.support.emitting import emit_payload
+from tests.support.metrics import scrape, value_of
 from tests.support.receiver import Receiver
 from tests.support.receiver.signatures import SECRET
 from tests.support.service import RelayService
@@ -29,7 +28,6 @@ lease_seconds = 3
 type = "python"
 handler = "tests.support.handlers:{handler}"
 timeout_seconds = {timeout}
-max_memory_mb = 200
 {more}
 [sinks.work.retry]
 attempts = 2
@@ -61,27 +59,31 @@ def relay_of(
     return RelayService(directory, text, HANDLERS_DIRECTORY=str(directory), **expected)
 
 
+def lines(directory: Path) -> list[dict[str, Any]]:
+    """Return what handlers have recorded."""
+    file = directory / "received"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
 def received(directory: Path) -> list[str]:
     """Return the uids that handlers have recorded."""
-    file = directory / "received"
-    return [json.loads(line)["uid"] for line in file.read_text().splitlines()] if file.exists() else []
+    return [line["uid"] for line in lines(directory)]
 
 
-def pids(directory: Path) -> list[str]:
-    """Return the process of each call of a handler."""
-    file = directory / "pids"
+def calls(directory: Path) -> list[str]:
+    """Return what was asked of each call of a handler."""
+    file = directory / "calls"
     return file.read_text().splitlines() if file.exists() else []
-
-
-def is_alive(pid: int) -> bool:
-    with suppress(OSError):
-        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
-    return False
 
 
 def fault_of(relay: RelayService) -> str | None:
     body = relay.ask("/readyz")[1]
     return body["sinks"].get("work", {}).get("fault") if body else None
+
+
+def last_error(relay: RelayService) -> str:
+    """Return what `status` says of the sink."""
+    return outbox_relay("status", "--json", "-c", relay.config).json["sinks"]["work"]["last_error"] or ""
 
 
 def dead_row(database: Database, uid: str) -> tuple[Any, ...]:
@@ -91,16 +93,16 @@ def dead_row(database: Database, uid: str) -> tuple[Any, ...]:
 FAILURES = {
     "raise": "ValueError at support/handlers.py:",
     "exit": "SystemExit at support/handlers.py:",
-    "die": "its worker ended: it ended with exit status 4",
     "dead": "the handler refused the event: no such customer",
 }
+TIMED_OUT = "the handler did not end in time"
 
 
-@pytest.mark.parametrize("handler", ["asynchronous", pytest.param("plain", marks=pytest.mark.slow)])
-def test_events_that_harm_their_workers_end_dead_and_their_neighbours_arrive(
-    database: Database, tmp_path: Path, handler: str
+@pytest.mark.parametrize(("handler", "hangs"), [("asynchronous", "sleep"), ("plain", "block")])
+def test_events_that_fail_end_dead_and_their_neighbours_arrive(
+    database: Database, tmp_path: Path, handler: str, hangs: str
 ) -> None:
-    expected = {**FAILURES, **({"block": "the handler did not end in time"} if handler == "plain" else {})}
+    expected = {**FAILURES, hangs: TIMED_OUT}
     with relay_of(database, tmp_path, handler) as relay:
         bad = {what: emit_payload(database, json.dumps(what), what) for what in expected}
         again = emit_payload(database, '"retry"', "again")
@@ -113,15 +115,36 @@ def test_events_that_harm_their_workers_end_dead_and_their_neighbours_arrive(
         assert {what: row[2] for what, row in rows.items()} == {what: 1 if what == "dead" else 2 for what in expected}
         assert [what for what, row in rows.items() if expected[what] not in row[3] or len(row[3]) > 200] == []
         assert set(bad.values()).isdisjoint(received(tmp_path))
-        said = query(database, "select detail ->> 'answer' from outbox.attempt where uid = %s", bad["raise"])
-        assert [text[:16] for (text,) in said] == ["ValueError: xxxx"] * 2
+        answers = query(database, "select detail ->> 'answer' from outbox.attempt where uid = %s", bad["raise"])
+        assert [text[:16] for (text,) in answers] == ["ValueError: xxxx"] * 2
         assert "xxxx" not in relay.log.read_text(), "a message may repeat the payload"
-        lines = [json.loads(line) for line in (tmp_path / "received").read_text().splitlines()]
-        assert [line["attempt"] for line in lines if line["uid"] == again] == [2]
+        assert [line["attempt"] for line in lines(tmp_path) if line["uid"] == again] == [2]
         assert relay.stop() == 0
 
 
-TENANTS = {'"fine"': "acme", '"print"': None, '"retry"': "second", '"sure"': "later"}
+def test_a_relay_whose_handler_hangs_goes_on_with_other_threads_and_exits_when_all_hang(
+    database: Database, tmp_path: Path
+) -> None:
+    with relay_of(database, tmp_path, "plain", more="max_in_flight = 8") as relay:
+        hanging = [emit_payload(database, '"block"', "h")]
+        trouble = "2 of 8 calls have not ended in time, and cannot be ended"
+        until(lambda: trouble in last_error(relay), seconds=SECONDS, what="status says how many hang")
+        good = [emit_payload(database, '"fine"', f"k{n % 10}") for n in range(300)]
+        until(lambda: set(good) <= set(received(tmp_path)), seconds=SECONDS, what="the others are handled")
+        assert [received(tmp_path).count(uid) for uid in good] == [1] * 300
+        assert (relay.ask("/readyz")[0], fault_of(relay)) == (200, None)
+        assert value_of(scrape(relay.port)[1], "outbox_calls_hanging", sink="work") == 2
+        assert relay.ask("/readyz")[1]["sinks"]["work"]["trouble"] == trouble
+        hanging += [emit_payload(database, '"block"', f"h{n}") for n in range(20)]
+        assert relay.ended(SECONDS) == 1
+        [reason] = [line["reason"] for line in relay.lines() if line["event"] == "relay.gave_up"]
+        assert "sink work: 8 of 8 calls have not ended in time, and cannot be ended" in reason
+    rows = query(database, "select uid::text from outbox.delivery where attempts > 0")
+    assert len(rows) >= 4, "the attempts of those that hang are counted, so that each ends dead"
+    assert {uid for (uid,) in rows} <= {*hanging}
+
+
+TENANTS = {'"fine"': "acme", '"brief"': None, '"retry"': "second", '"sure"': "later"}
 """The tenants of events by their payloads. The last one is scheduled."""
 
 
@@ -131,22 +154,17 @@ def test_a_handler_gets_the_tenant_of_its_event(database: Database, tmp_path: Pa
     """From the log and from rows, at a second attempt, and in a replay. Goes red when one of them does not ask."""
     emit = """select outbox.emit('order.made', %s, tenant => %s,
                                  deliver_at => case when %s = 'later' then now() + interval '0.5 seconds' end)"""
-
-    def lines() -> list[dict[str, Any]]:
-        file = tmp_path / "received"
-        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
     with relay_of(database, tmp_path, "asynchronous", more=f'claim = "{claim}"') as relay:
         for payload, tenant in TENANTS.items():
             query(database, emit, payload, tenant, tenant)
-        until(lambda: len(lines()) == 4, seconds=SECONDS, what="they arrive")
+        until(lambda: len(lines(tmp_path)) == 4, seconds=SECONDS, what="they arrive")
         passed = "select events from outbox_internal.backlog('work', null, 1000, 5.0)"
         until(lambda: query(database, passed) == [(0,)], seconds=SECONDS, what="they are settled")
         replay = ("replay", "start", "--sink", "work", "--since", "1h", "--yes", "--dsn", database.dsn)
         assert outbox_relay(*replay).code == 0
-        until(lambda: len(lines()) == 8, seconds=SECONDS, what="the replay delivers them")
+        until(lambda: len(lines(tmp_path)) == 8, seconds=SECONDS, what="the replay delivers them")
         assert relay.stop() == 0
-    found = [(base64.b64decode(line["payload"]).decode(), line["tenant"]) for line in lines()]
+    found = [(base64.b64decode(line["payload"]).decode(), line["tenant"]) for line in lines(tmp_path)]
     assert sorted(found[:4], key=str) == sorted(found[4:], key=str) == sorted(TENANTS.items(), key=str)
 
 
@@ -163,34 +181,16 @@ def test_the_lease_of_an_extended_delivery_is_extended_and_it_is_made_once(datab
         assert relay.stop() == 0
 
 
-def test_what_a_handler_prints_closes_or_forks_hurts_no_other_event(database: Database, tmp_path: Path) -> None:
-    with relay_of(database, tmp_path, "asynchronous") as relay:
-        printed, forked = emit_payload(database, '"print"', "a"), emit_payload(database, '"fork"', "b")
-        emit_payload(database, '"close"', "c")
-        once = emit_payload(database, '"die once"', "e")
-        good = [emit_payload(database, '"fine"', f"k{n}") for n in range(10)]
-        wanted = {printed, forked, once, *good}
-        until(lambda: wanted <= set(received(tmp_path)), seconds=SECONDS, what="they arrive")
-        assert relay.stop() == 0
-    lines = relay.log.read_text().splitlines()
-    assert [line for line in lines if not line.startswith("{")] == []
-    printed_lines = [line["line"] for line in relay.lines() if line["event"] == "handler.output"]
-    assert "printed" in printed_lines
-    assert all(line.isprintable() for line in printed_lines)
-    assert not any(line["event"] == "false" for line in relay.lines())
-
-
 def test_handlers_that_misbehave_hurt_only_their_own_sink(database: Database, tmp_path: Path) -> None:
-    """Two block for minutes, and the others end or harm their worker, while another sink gets the same events."""
+    """One blocks for minutes, and the others raise, while another sink gets the same events."""
     with Receiver() as receiver:
         other = SINK.format(name="crm", url=receiver.url, secret=SECRET)
         relay = relay_of(database, tmp_path, "plain", timeout=300, more="max_in_flight = 6")
         text = relay.config.read_text().replace("[routes]", f"{other}[routes]").replace('["work"]', '["work", "crm"]')
         relay.config.write_text(text)
         with relay:
-            bad = [emit_payload(database, json.dumps(what), what) for what in ("block", "exit", "base", "raise", "eat")]
-            until(lambda: len(pids(tmp_path)) >= len(bad), seconds=SECONDS, what="all handlers are called")
-            bad += [emit_payload(database, '"die"', "d"), emit_payload(database, '"block"', "b")]
+            bad = [emit_payload(database, json.dumps(what), what) for what in ("block", "exit", "base", "raise")]
+            until(lambda: len(calls(tmp_path)) >= len(bad), seconds=SECONDS, what="all handlers are called")
             good = [emit_payload(database, '"fine"', f"k{n}") for n in range(50)]
             until(lambda: {*bad, *good} <= set(receiver.uids), seconds=10, what="the other sink delivers all of them")
             assert query(database, "select count(*) > 1 from outbox.delivery where sink = 'work'") == [(True,)]
@@ -199,46 +199,17 @@ def test_handlers_that_misbehave_hurt_only_their_own_sink(database: Database, tm
         assert len(receiver.uids) == len(set(receiver.uids))
 
 
-def test_no_worker_outlives_a_relay_that_is_killed(database: Database, tmp_path: Path) -> None:
-    relay = relay_of(database, tmp_path, "asynchronous", timeout=60).start()
-    emit_payload(database, '"block"', "a")
-    until((tmp_path / "pids").exists, seconds=SECONDS, what="the handler is called")
-    pids = [int(line) for line in until((tmp_path / "pids").read_text, seconds=SECONDS, what="its pid").splitlines()]
-    relay.kill()
-    until(lambda: not any(map(is_alive, pids)), seconds=10, what="no worker is left")
-
-
-def test_a_signal_for_all_processes_lets_a_handler_end(database: Database, tmp_path: Path) -> None:
-    """systemd sends it to every process of a service."""
-    with relay_of(database, tmp_path, "asynchronous", timeout=30) as relay:
+def test_a_stop_lets_a_handler_end(database: Database, tmp_path: Path) -> None:
+    with relay_of(database, tmp_path, "plain", timeout=30) as relay:
         uid = emit_payload(database, '"brief"', "a")
-        until((tmp_path / "pids").exists, seconds=SECONDS, what="the handler is called")
-        os.kill(int(until((tmp_path / "pids").read_text, seconds=SECONDS, what="its process")), signal.SIGTERM)
+        until(lambda: calls(tmp_path), seconds=SECONDS, what="the handler is called")
         assert relay.stop() == 0
     assert received(tmp_path) == [uid]
     assert query(database, ROWS) == []
 
 
-@pytest.mark.slow
-def test_events_of_a_key_keep_their_order_while_workers_are_killed(database: Database, tmp_path: Path) -> None:
-    with relay_of(database, tmp_path, "asynchronous", timeout=10, more="workers = 2") as relay:
-        uids = [emit_payload(database, '"fine"', f"k{n % 3}") for n in range(60)]
-        until(lambda: len(received(tmp_path)) > 5, seconds=SECONDS, what="some arrive")
-        for pid in set((tmp_path / "pids").read_text().split()):
-            with suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
-        uids += [emit_payload(database, '"fine"', f"k{n % 3}") for n in range(60)]
-        until(lambda: set(uids) <= set(received(tmp_path)), seconds=SECONDS, what="all arrive")
-        assert relay.stop() == 0
-    first = list(dict.fromkeys(received(tmp_path)))
-    for key in range(3):
-        of_key = set(uids[key::3])
-        assert [uid for uid in first if uid in of_key] == uids[key::3]
-
-
 # -- transactions -------------------------------------------------------------------------------------------------
 
-OWNED = "select count(*) from outbox.shard where owner is not null"
 END_WAITING = """select pg_terminate_backend(pid, 5000) from pg_stat_activity
                   where datname = current_database() and wait_event_type = 'Lock'"""
 """End the statements of a relay that was killed: the server would still run them."""
@@ -261,7 +232,7 @@ def test_an_effect_is_had_once_although_the_relay_is_killed(
     create_effects(database)
     relay = relay_of(database, tmp_path, handler, timeout=10, more=f'dsn = "{database.dsn}"\ntransaction = true')
     relay.start()
-    uids = [emit_payload(database, json.dumps(f"relay {step}"), "a"), emit_payload(database, '"fine"', "a")]
+    uids = [emit_payload(database, json.dumps(step), "a"), emit_payload(database, '"fine"', "a")]
     assert relay.ended(SECONDS) == -signal.SIGKILL
     with relay.start():
         until(lambda: set(uids) <= set(effects_of(database)), seconds=SECONDS, what="both have their effect")
@@ -272,20 +243,23 @@ def test_an_effect_is_had_once_although_the_relay_is_killed(
     assert query(database, "select count(*) from outbox.inbox") == [(2,)]
 
 
+@pytest.mark.fence("a relay is killed between the effect of a handler and its settlement")
 @pytest.mark.parametrize("handler", [pytest.param("transactional", marks=pytest.mark.slow), "atransactional"])
 def test_an_effect_is_had_once_although_the_relay_is_killed_before_it_settles(
     database: Database, tmp_path: Path, handler: str
 ) -> None:
-    """The worker has committed, and no position or row says so."""
+    """The effect is committed, and no position or row says so."""
     create_effects(database)
     relay = relay_of(database, tmp_path, handler, timeout=10, more=f'dsn = "{database.dsn}"\ntransaction = true')
     relay.start()
     unsettled = "select events from outbox_internal.backlog('work', null, 1000, 5.0)"
-    until(lambda: query(database, OWNED) == [(64,)], seconds=SECONDS, what="it has positions")
+    first = emit_payload(database, '"fine"', "a")
+    until(lambda: effects_of(database) == [first], seconds=SECONDS, what="it has positions")
+    until(lambda: query(database, unsettled) == [(0,)], seconds=SECONDS, what="the first event is settled")
     with database.connect() as holder:
         holder.execute("lock table outbox.progress, outbox.delivery in share mode")
         uid = emit_payload(database, '"fine"', "a")
-        until(lambda: effects_of(database) == [uid], seconds=SECONDS, what="the effect is committed")
+        until(lambda: effects_of(database) == [first, uid], seconds=SECONDS, what="the effect is committed")
         relay.kill()
         holder.execute(END_WAITING.encode())
     assert query(database, unsettled) == [(1,)]
@@ -293,7 +267,7 @@ def test_an_effect_is_had_once_although_the_relay_is_killed_before_it_settles(
     with relay.start():
         until(lambda: query(database, unsettled) == [(0,)], seconds=SECONDS, what="the event is settled")
         assert relay.stop() == 0
-    assert effects_of(database) == [uid]
+    assert effects_of(database) == [first, uid]
 
 
 @pytest.mark.slow
@@ -325,11 +299,7 @@ def test_a_handler_that_cannot_be_called_is_named_by_the_check_by_status_and_by_
         checked = outbox_relay("check", "--online", "-c", relay.config)
         assert (checked.code, checked.out) == (2, "")
         assert f"sinks.work: {sentence}" in checked.err
-
-        def last_error() -> str:
-            return outbox_relay("status", "--json", "-c", relay.config).json["sinks"]["work"]["last_error"] or ""
-
-        until(lambda: sentence in last_error(), seconds=SECONDS, what="status says it")
+        until(lambda: sentence in last_error(relay), seconds=SECONDS, what="status says it")
         assert any(sentence in str(line.get("reason")) for line in relay.lines())
         relay.config.write_text(relay.config.read_text().replace(":missing", ":plain"))
         uid = emit_payload(database, '"fine"', "a")
@@ -362,32 +332,5 @@ def test_a_reload_whose_handler_cannot_be_imported_changes_nothing(database: Dat
             seconds=SECONDS,
             what="the next reload is applied",
         )
-        relay.expects = {"reload"}
-        assert relay.stop() == 0
-
-
-def test_a_long_job_ends_in_its_worker_beside_those_of_a_reload(database: Database, tmp_path: Path) -> None:
-    """Goes red when the queue waits for the job, and when its worker is ended before it, or never."""
-    with relay_of(database, tmp_path, "asynchronous", timeout=60, more='claim = "rows"\norder = "none"') as relay:
-        long = emit_payload(database, '"extend"', "a")
-        until(lambda: pids(tmp_path), seconds=SECONDS, what="the job is under way")
-        relay.config.write_text(relay.config.read_text().replace("timeout_seconds = 60", "timeout_seconds = 59"))
-        relay.send(signal.SIGHUP)
-
-        def followed() -> list[tuple[Any, Any]]:
-            return [(line["reason"], line["requests"]) for line in relay.lines() if line["event"] == "sink.followed"]
-
-        until(followed, seconds=SECONDS, what="another session follows")
-        assert followed() == [("the configuration was reloaded", 1)]
-        short = emit_payload(database, '"fine"', "b")
-        until(lambda: received(tmp_path) == [short], seconds=SECONDS, what="another event is handled")
-        former, newer = map(int, pids(tmp_path))
-        assert is_alive(former)
-        (tmp_path / "extended").touch()
-        until(lambda: received(tmp_path) == [short, long], seconds=SECONDS, what="the job has ended")
-        until(lambda: not is_alive(former), seconds=SECONDS, what="its worker has ended")
-        assert is_alive(newer)
-        until(lambda: not query(database, "select from outbox.delivery"), seconds=SECONDS, what="all are settled")
-        assert len(pids(tmp_path)) == 2
         relay.expects = {"reload"}
         assert relay.stop() == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,12 +16,13 @@ from outbox_relay.admin.status import status
 from outbox_relay.domain.circuit import CircuitPolicy
 from outbox_relay.domain.errors import DatabaseUnavailable
 from outbox_relay.domain.event import StoredEvent
-from outbox_relay.domain.outcomes import Failed, Verdict
+from outbox_relay.domain.outcomes import DELIVERED, Failed, Verdict
 from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.domain.sink_limits import SinkLimits, spread_of
 from outbox_relay.domain.sink_spec import SinkSpec
-from outbox_relay.relay.leases import LeaseManager
-from outbox_relay.service.relays import SinkRelays
+from outbox_relay.relay.keeper import Keeper
+from outbox_relay.service.served_sinks import ServedSinks
+from outbox_relay.service.supervisor import Supervisor
 from tests.support.database import Database, query
 from tests.support.deliveries import has
 from tests.support.memory_sink import BOTH, MemorySink
@@ -29,7 +31,7 @@ from tests.support.rates import RATE, flow, holds
 from tests.support.receiver import Receiver
 from tests.support.receiver.gauge import Gauge
 from tests.support.relay_harness import CIRCUIT, RETRY, RelayHarness, owns, running, spec
-from tests.support.wait import auntil
+from tests.support.wait import until
 from tests.support.webhook_sink import a_sink
 
 CLAIMS = pytest.mark.parametrize("claim", ["log", "rows"])
@@ -64,20 +66,20 @@ def types(sink: MemorySink) -> list[str]:
 
 
 @BOTH
-async def test_relays_that_claim_rows_keep_the_rate_together(database: Database, keeps_order: bool) -> None:
+def test_relays_that_claim_rows_keep_the_rate_together(database: Database, keeps_order: bool) -> None:
     """Goes red when claims pass the limiter by, and with a rate for each relay."""
     emit(database, 900, "'k'")
     sinks = [MemorySink(keeps_order=keeps_order) for _ in range(2)]
-    async with running(database.dsn, (limited(rate_per_second=RATE), sinks[0]), **OPTIONS) as first:
-        await flow(lambda: delivered(sinks))
-        async with running(database.dsn, (limited(rate_per_second=RATE), sinks[1]), **OPTIONS):
-            await owns(first, 32)
-            await holds(database, lambda: delivered(sinks))
-            assert (await status(first.store))["sinks"]["s"]["rate_per_second"] == RATE
+    with running(database.dsn, (limited(rate_per_second=RATE), sinks[0]), **OPTIONS) as first:
+        flow(lambda: delivered(sinks))
+        with running(database.dsn, (limited(rate_per_second=RATE), sinks[1]), **OPTIONS):
+            owns(first, 32)
+            holds(database, lambda: delivered(sinks))
+            assert status(first.store)["sinks"]["s"]["rate_per_second"] == RATE
         assert all(sink.delivered for sink in sinks)
 
 
-async def test_retried_rows_spend_tokens_too(database: Database) -> None:
+def test_retried_rows_spend_tokens_too(database: Database) -> None:
     """Goes red when repeats of rows pass the limiter by."""
 
     def fails(_event: StoredEvent, attempt: int) -> Verdict:
@@ -87,21 +89,21 @@ async def test_retried_rows_spend_tokens_too(database: Database) -> None:
     sink = MemorySink(fails, keeps_order=False)
     retry = RetryPolicy(attempts=1000, base_seconds=0.01, max_seconds=0.01)
     circuit = CircuitPolicy(open_after=100_000)
-    async with running(database.dsn, (limited(rate_per_second=RATE, retry=retry, circuit=circuit), sink)):
-        await flow(lambda: len(sink.attempts), 80)
-        await holds(database, lambda: len(sink.attempts))
+    with running(database.dsn, (limited(rate_per_second=RATE, retry=retry, circuit=circuit), sink)):
+        flow(lambda: len(sink.attempts), 80)
+        holds(database, lambda: len(sink.attempts))
 
 
-async def test_a_rate_keeps_priorities(database: Database) -> None:
+def test_a_rate_keeps_priorities(database: Database) -> None:
     """Goes red when many rows are claimed long before they are sent."""
     with database.connect() as connection:
         outbox.emit_many(connection, [job("low", priority=-1)] * 200)
     sink = MemorySink(keeps_order=False)
-    async with running(database.dsn, (limited(rate_per_second=20.0), sink)):
-        await flow(lambda: len(sink.delivered), 12)
+    with running(database.dsn, (limited(rate_per_second=20.0), sink)):
+        flow(lambda: len(sink.delivered), 12)
         with database.connect() as connection:
             outbox.emit_many(connection, [job("high", priority=9)])
-        await auntil(lambda: _is("high" in types(sink)), seconds=30, what="the urgent one is delivered")
+        until(lambda: "high" in types(sink), seconds=30, what="the urgent one is delivered")
         assert types(sink).index("high") < 100
 
 
@@ -109,36 +111,24 @@ async def test_a_rate_keeps_priorities(database: Database) -> None:
 
 
 @CLAIMS
-async def test_a_sink_at_its_limit_stops_no_other_and_keeps_no_lease(database: Database, claim: str) -> None:
+def test_a_sink_at_its_limit_stops_no_other_and_keeps_no_lease(database: Database, claim: str) -> None:
     """One event in a hundred seconds: rows go back soon, without a counted claim, and the other sink delivers all."""
     emit(database, 300)
     slow, other = MemorySink(keeps_order=False), MemorySink(keeps_order=False)
     sinks = [(limited(claim, rate_per_second=0.01), slow), (spec("other"), other)]
-    async with running(database.dsn, *sinks, lease_seconds=3.0) as harness:
-        await auntil(lambda: _is(len(other.delivered) == 300), seconds=30, what="the other sink delivers")
+    with running(database.dsn, *sinks, lease_seconds=3.0) as harness:
+        until(lambda: len(other.delivered) == 300, seconds=30, what="the other sink delivers")
         assert len(slow.delivered) <= 1
-        await auntil(lambda: _is(harness.relays[0].limits.waiting > 0), seconds=30, what="requests wait")
-        await has(database, "select where not exists (select from outbox.delivery where lease is not null)")
+        until(lambda: harness.loops[0].limits.waiting > 0, seconds=30, what="requests wait")
+        has(database, "select where not exists (select from outbox.delivery where lease is not null)")
         assert query(database, "select coalesce(max(claims), 0) from outbox.delivery") == [(0,)]
-        assert harness.relays[0].limits.waiting <= slow.max_in_flight + 1
-
-
-async def test_a_relay_that_cannot_have_another_claim_sets_no_limits(database: Database) -> None:
-    """Goes red when the limits of a file count whose sink this relay does not serve."""
-    async with running(database.dsn, (limited("log", rate_per_second=5.0), MemorySink(keeps_order=False))) as harness:
-        await harness.owns_all()
-        log = structlog.get_logger("other")
-        manager = LeaseManager(harness.store, uuid4(), "other", "0", 15.0, log)
-        parts = (harness.store, harness.ticker, manager, log, harness.stopping)
-        other = SinkRelays({"s": limited("rows", rate_per_second=7.0)}, {"s": MemorySink(keeps_order=False)}, *parts)
-        await other.register()
-        assert query(database, "select claim, rate_per_second from outbox.sink") == [("log", 5.0)]
+        assert harness.loops[0].limits.waiting <= slow.max_in_flight + 1
 
 
 # -- requests in flight -----------------------------------------------------------------------------------------------
 
 
-async def test_relays_that_claim_rows_never_have_more_in_flight_together(database: Database) -> None:
+def test_relays_that_claim_rows_never_have_more_in_flight_together(database: Database) -> None:
     """Goes red when each relay has the total, or its share before the owner of its shards sends less."""
     gauge = Gauge()
     emit(database, 400)
@@ -151,41 +141,44 @@ async def test_relays_that_claim_rows_never_have_more_in_flight_together(databas
             )
             for _ in range(2)
         )
-        await first.start()
-        await flow(lambda: len(receiver.requests), 40)
+        first.start()
+        flow(lambda: len(receiver.requests), 40)
         assert gauge.most == 5
-        await second.start()
-        await auntil(
-            lambda: _is(second.store.calls["delete_rows"] > 3), seconds=30, what="the second one delivers, too"
-        )
-        await flow(lambda: len(receiver.requests), len(receiver.requests) + 40)
-        await first.stop()
-        await has(database, "select where not exists (select from outbox.delivery)", seconds=60)
-        await second.stop()
+        second.start()
+        until(lambda: second.store.calls["delete_rows"] > 3, seconds=30, what="the second one delivers, too")
+        flow(lambda: len(receiver.requests), len(receiver.requests) + 40)
+        first.stop()
+        has(database, "select where not exists (select from outbox.delivery)", seconds=60)
+        second.stop()
         assert gauge.most == 5
         assert len({request.uid for request in receiver.requests}) == len(receiver.requests) == 400
 
 
-async def test_a_slot_of_a_claim_that_fails_is_free_again(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fence: goes red when the slot is lost with the session that claimed, for all relays while this one runs."""
-    sink = MemorySink(keeps_order=False)
-    async with running(
-        database.dsn, (limited(max_in_flight_total=1), sink), expects={"connection_lost"}, **OPTIONS
-    ) as harness:
-        claim, failed = harness.store.claim_queued, 0
+def test_slots_of_a_session_that_fails_are_free_again(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fence: goes red when slots are lost with the calls of a session, for all relays while this one runs."""
 
-        async def fail_with_a_slot(*parts: Any, **options: Any) -> Any:
+    async def slow(_event: StoredEvent, _attempt: int) -> Verdict:
+        await asyncio.sleep(0.02)
+        return DELIVERED
+
+    sink = MemorySink(slow, keeps_order=False)
+    with running(
+        database.dsn, (limited(max_in_flight_total=2), sink), expects={"connection_lost"}, **OPTIONS
+    ) as harness:
+        delete, failed = harness.store.delete_rows, 0
+
+        def fail_with_a_slot(*parts: Any, **options: Any) -> Any:
             nonlocal failed
-            if harness.relays[0].limits.free == 0 and sink.delivered and not failed:
+            if (session := harness.loops[0].session) and session.dispatcher.in_flight and not failed:
                 failed += 1
                 raise DatabaseUnavailable("lost")
-            return await claim(*parts, **options)
+            return delete(*parts, **options)
 
-        monkeypatch.setattr(harness.store, "claim_queued", fail_with_a_slot)
+        monkeypatch.setattr(harness.store, "delete_rows", fail_with_a_slot)
         emit(database, 20)
-        await flow(lambda: failed, 0)
+        flow(lambda: failed, 0)
         emit(database, 20)
-        await auntil(lambda: _is(len(sink.delivered) >= 40), seconds=20, what="all come")
+        until(lambda: len(sink.delivered) >= 40, seconds=20, what="all come")
 
 
 # -- scheduled events -------------------------------------------------------------------------------------------------
@@ -201,13 +194,13 @@ def spread_by(database: Database, seconds: float) -> None:
     query(database, "update outbox.sink set spread_seconds = %s returning 1", seconds)
 
 
-async def test_spread_rows_are_in_the_queue_from_their_own_time_on(database: Database) -> None:
+def test_spread_rows_are_in_the_queue_from_their_own_time_on(database: Database) -> None:
     """Goes red when a row is in the queue at the moment for which it was emitted."""
-    async with queue(database) as jobs:
+    with queue(database) as jobs:
         spread_by(database, SPREAD)
         at = datetime.now(UTC)
         uids = jobs.emit(*(job("t", deliver_at=at) for _ in range(40)))
-        parked = await jobs.park()
+        parked = jobs.park()
         rows = query(database, "select uid, due_at, deliver_at, ready from outbox.delivery where not ready")
         assert len(rows) > 30
         assert {uid: due for uid, due, _, _ in rows}.items() <= {UUID(uid): later(uid, at) for uid in uids}.items()
@@ -218,13 +211,22 @@ async def test_spread_rows_are_in_the_queue_from_their_own_time_on(database: Dat
 
 
 @CLAIMS
-async def test_an_event_whose_part_of_the_spread_has_passed_is_not_delayed(database: Database, claim: str) -> None:
+def test_an_event_whose_part_of_the_spread_has_passed_is_not_delayed(database: Database, claim: str) -> None:
     with database.connect() as connection:
         outbox.emit(connection, "t", {}, deliver_at=datetime(2020, 1, 1, tzinfo=UTC))
     sink = MemorySink(keeps_order=False)
-    async with running(database.dsn, (limited(claim, spread_seconds=86_400.0), sink)):
-        await flow(lambda: len(sink.delivered), 0)
+    with running(database.dsn, (limited(claim, spread_seconds=86_400.0), sink)):
+        flow(lambda: len(sink.delivered), 0)
 
 
-async def _is(fact: bool) -> bool:
-    return fact
+@pytest.mark.fence("a file sets the limits of a sink that its relay cannot serve")
+def test_a_relay_that_cannot_have_another_claim_sets_no_limits(database: Database) -> None:
+    """Goes red when the limits of a file count whose sink this relay does not serve."""
+    with running(database.dsn, (limited("log", rate_per_second=5.0), MemorySink(keeps_order=False))) as harness:
+        harness.owns_all()
+        log = structlog.get_logger("other")
+        keeper = Keeper(harness.store, uuid4(), "other", "0", 15.0, log)
+        other = ServedSinks(harness.store, keeper, harness.ticks, Supervisor(log), log)
+        sink = harness.as_sink(MemorySink(keeps_order=False))
+        other.register({"s": limited("rows", rate_per_second=7.0)}, {"s": sink})
+        assert query(database, "select claim, rate_per_second from outbox.sink") == [("log", 5.0)]

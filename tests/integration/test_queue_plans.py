@@ -94,14 +94,6 @@ def test_a_walk_meets_each_tenant_once(connection: psycopg.Connection[Any]) -> N
     assert len(tenants) == TENANTS
 
 
-def test_a_queue_that_is_empty_costs_a_look(connection: psycopg.Connection[Any]) -> None:
-    for fair in (False, True):
-        assert not [row for row in claim(connection, sink="other", fair=fair) if row[1] >= 0]
-    read, pages = touched(connection)
-    assert read == 0
-    assert pages < 60
-
-
 def test_rows_whose_time_has_come_are_found_by_their_time(connection: psycopg.Connection[Any]) -> None:
     connection.execute("update outbox.delivery set due_at = now() where id between 2050001 and 2050010")
     before, _ = touched(connection)

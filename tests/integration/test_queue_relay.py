@@ -16,10 +16,10 @@ from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.relay import queue_reader
 from tests.support.database import Database, end_connections, query
 from tests.support.deliveries import delivered, emit, has, ids
-from tests.support.memory_sink import BOTH, MemorySink
+from tests.support.memory_sink import BOTH, Gate, MemorySink
 from tests.support.queued import job
 from tests.support.relay_harness import LOST, owns, running, spec
-from tests.support.wait import auntil
+from tests.support.wait import until
 
 ROWS = "select count(*) from outbox.delivery"
 
@@ -29,33 +29,33 @@ def queued(**changes: Any) -> SinkSpec:
     return spec("s", claim="rows", ordered=False, **changes)
 
 
-async def got(sinks: Collection[MemorySink], wanted: Collection[int]) -> None:
+def got(sinks: Collection[MemorySink], wanted: Collection[int]) -> None:
     """Wait until all events have been delivered by one sink or another."""
 
-    async def fact() -> bool:
+    def fact() -> bool:
         return not set(wanted) - {event.id for sink in sinks for event in sink.delivered}
 
-    await auntil(fact, seconds=20, what="every event is delivered")
+    until(fact, seconds=20, what="every event is delivered")
 
 
 @BOTH
-async def test_every_event_is_delivered_once_as_a_row(database: Database, keeps_order: bool) -> None:
+def test_every_event_is_delivered_once_as_a_row(database: Database, keeps_order: bool) -> None:
     sink = MemorySink(keeps_order=keeps_order)
-    async with running(database.dsn, (queued(), sink)) as relay:
-        await relay.owns_all()
+    with running(database.dsn, (queued(), sink)) as relay:
+        relay.owns_all()
         wanted = emit(database, ["a", None, "b"] * 100)
-        await delivered(sink, wanted)
-        await relay.settled()
+        delivered(sink, wanted)
+        relay.settled()
         assert Counter(ids(sink)) == Counter(wanted)
         [late] = emit(database, ["c"])  # a relay that is idle asks for the window together with the tick
-        await delivered(sink, [late])
-        await relay.settled()
+        delivered(sink, [late])
+        relay.settled()
         assert relay.store.calls["read_small"] == relay.store.calls["read_rest"] == relay.store.calls["read_late"] == 0
     assert query(database, ROWS) == [(0,)]
 
 
-async def test_priority_counts_among_the_rows_that_wait(database: Database) -> None:
-    free = asyncio.Event()
+def test_priority_counts_among_the_rows_that_wait(database: Database) -> None:
+    free = Gate()
 
     async def first_waits(event: StoredEvent, _attempt: int) -> Verdict:
         if event.type == "first":
@@ -63,99 +63,98 @@ async def test_priority_counts_among_the_rows_that_wait(database: Database) -> N
         return DELIVERED
 
     sink = MemorySink(first_waits, keeps_order=False, max_in_flight=1)
-    async with running(database.dsn, (queued(), sink)) as relay:
-        await relay.owns_all()
+    with running(database.dsn, (queued(), sink)) as relay:
+        relay.owns_all()
         with database.connect() as connection:
             outbox.emit_many(connection, [job("first")])
-        await has(database, "select from outbox.delivery where lease is not null")
+        has(database, "select from outbox.delivery where lease is not null")
         with database.connect() as connection:
             outbox.emit_many(connection, [job("low", priority=-1), job("usual"), job("high", priority=1)])
-        await has(database, "select from outbox.delivery having count(*) = 4")
+        has(database, "select from outbox.delivery having count(*) = 4")
         free.set()
-        await relay.settled()
+        relay.settled()
     assert [event.type for event in sink.delivered] == ["first", "high", "usual", "low"]
 
 
-async def test_two_relays_share_the_rows_of_one_shard_and_deliver_each_once(database: Database) -> None:
+def test_two_relays_share_the_rows_of_one_shard_and_deliver_each_once(database: Database) -> None:
     async def slow(_event: StoredEvent, _attempt: int) -> Verdict:
         await asyncio.sleep(0.005)
         return DELIVERED
 
     sinks = [MemorySink(slow, keeps_order=False, max_in_flight=4) for _ in range(2)]
-    async with running(database.dsn, (queued(), sinks[0])) as first, running(database.dsn, (queued(), sinks[1])):
-        await owns(first, 32)
+    with running(database.dsn, (queued(), sinks[0])) as first, running(database.dsn, (queued(), sinks[1])):
+        owns(first, 32)
         wanted = emit(database, ["one key"] * 500)
-        await got(sinks, wanted)
+        got(sinks, wanted)
     assert Counter(ids(sinks[0]) + ids(sinks[1])) == Counter(wanted)
     assert all(sink.delivered for sink in sinks)
 
 
-async def test_rows_of_a_relay_that_crashed_are_delivered_when_their_leases_lapse(database: Database) -> None:
+def test_rows_of_a_relay_that_crashed_are_delivered_when_their_leases_lapse(database: Database) -> None:
     async def never(_event: StoredEvent, _attempt: int) -> Verdict:
-        await asyncio.Event().wait()
+        await Gate().wait()
         return DELIVERED
 
     stuck, sink = MemorySink(never, keeps_order=False), MemorySink(keeps_order=False)
-    async with running(database.dsn, (queued(), stuck), lease_seconds=3.0) as crashing:
-        await crashing.owns_all()
+    with running(database.dsn, (queued(), stuck), lease_seconds=3.0) as crashing:
+        crashing.owns_all()
         wanted = emit(database, [None] * 10)
-        await has(database, "select from outbox.delivery where lease is not null having count(*) = 10")
-        await crashing.crash()
-    async with running(database.dsn, (queued(), sink), lease_seconds=3.0) as relay:
-        await relay.owns_all()
+        has(database, "select from outbox.delivery where lease is not null having count(*) = 10")
+        crashing.crash()
+    with running(database.dsn, (queued(), sink), lease_seconds=3.0) as relay:
+        relay.owns_all()
         more = emit(database, [None])
-        await delivered(sink, more)
+        delivered(sink, more)
         assert ids(sink) == more
         query(database, "update outbox.delivery set lease_until = now() where lease is not null returning 1")
-        await got([sink], wanted)
-        await relay.settled()
+        got([sink], wanted)
+        relay.settled()
     assert Counter(ids(sink)) == Counter(wanted + more)
 
 
-async def test_rows_in_hand_are_given_back_when_a_session_ends(database: Database) -> None:
+@pytest.mark.fence("sessions that end leave rows with leases, and their claims count until the rows are dead")
+def test_rows_in_hand_are_given_back_when_a_session_ends(database: Database) -> None:
     """No lease has to lapse, and no claim is counted, however often sessions end."""
-    waiting = asyncio.Event()
+    waiting = Gate()
 
     async def waits(_event: StoredEvent, _attempt: int) -> Verdict:
         await waiting.wait()
         return DELIVERED
 
     sink = MemorySink(waits, keeps_order=False)
-    async with running(database.dsn, (queued(), sink), expects=LOST) as relay:
-        await relay.owns_all()
+    with running(database.dsn, (queued(), sink), expects=LOST) as relay:
+        relay.owns_all()
         wanted = emit(database, [None] * 5)
         for _ in range(3):
-            [(lease,)] = await has(database, "select min(lease::text) from outbox.delivery having count(lease) = 5")
-            await asyncio.to_thread(end_connections, database)
-            await has(
-                database, "select from outbox.delivery where lease::text <> %s having count(*) = 5", lease, seconds=30
-            )
+            [(lease,)] = has(database, "select min(lease::text) from outbox.delivery having count(lease) = 5")
+            end_connections(database)
+            has(database, "select from outbox.delivery where lease::text <> %s having count(*) = 5", lease, seconds=30)
         assert query(database, "select max(claims) from outbox.delivery") == [(1,)]
         waiting.set()
-        await got([sink], wanted)
+        got([sink], wanted)
 
 
-async def test_no_more_rows_are_made_than_rows_max_and_then_all_come(database: Database) -> None:
-    free = asyncio.Event()
+def test_no_more_rows_are_made_than_rows_max_and_then_all_come(database: Database) -> None:
+    free = Gate()
 
     async def waits(_event: StoredEvent, _attempt: int) -> Verdict:
         await free.wait()
         return DELIVERED
 
     sink = MemorySink(waits, keeps_order=False)
-    async with running(database.dsn, (queued(rows_max=50), sink)) as relay:
-        await relay.owns_all()
+    with running(database.dsn, (queued(rows_max=50), sink)) as relay:
+        relay.owns_all()
         first = emit(database, [None] * 60)
-        await has(database, "select from outbox.sink where last_error like '50 events wait as rows%%(rows_max)%%'")
+        has(database, "select from outbox.sink where last_error like '50 events wait as rows%%(rows_max)%%'")
         later = emit(database, [None] * 60)
         assert query(database, ROWS) == [(60,)]  # a window is not cut
         free.set()
-        await got([sink], first + later)
-        await relay.settled()
-        await has(database, "select from outbox.sink where last_error is null or last_error_mended_at >= last_error_at")
+        got([sink], first + later)
+        relay.settled()
+        has(database, "select from outbox.sink where last_error is null or last_error_mended_at >= last_error_at")
 
 
-async def test_rows_are_retried_and_die_and_are_retried_by_people(database: Database) -> None:
+def test_rows_are_retried_and_die_and_are_retried_by_people(database: Database) -> None:
     healed = False
 
     def answers(event: StoredEvent, attempt: int) -> Verdict:
@@ -164,31 +163,31 @@ async def test_rows_are_retried_and_die_and_are_retried_by_people(database: Data
         return Failed("not yet") if event.type == "twice" and attempt < 3 else DELIVERED
 
     sink = MemorySink(answers, keeps_order=False)
-    async with running(database.dsn, (queued(), sink)) as relay:
-        await relay.owns_all()
+    with running(database.dsn, (queued(), sink)) as relay:
+        relay.owns_all()
         with database.connect() as connection:
             uids = outbox.emit_many(connection, [job("refused"), job("twice"), job("refused")])
-        await has(database, "select from outbox.delivery where state = 'dead' having count(*) = 2")
-        await has(database, "select from outbox.delivery having count(*) = 2")
+        has(database, "select from outbox.delivery where state = 'dead' having count(*) = 2")
+        has(database, "select from outbox.delivery having count(*) = 2")
         assert [event.type for event in sink.delivered] == ["twice"]
         assert query(database, "select state, attempts, ready from outbox.delivery") == [("dead", 1, True)] * 2
-        assert (await admin.why(relay.store, uids[0]))["sinks"]["s"]["state"] == "dead"
+        assert admin.why(relay.store, uids[0])["sinks"]["s"]["state"] == "dead"
         healed = True
         wanted: admin.Filter = {"uids": [str(uids[0])]}
-        done = await admin.retry_deliveries(relay.store, wanted, actor="a person", report=print)
+        done = admin.retry_deliveries(relay.store, wanted, actor="a person", report=print)
         assert done.done == 1
-        await has(database, "select from outbox.delivery having count(*) = 1")
+        has(database, "select from outbox.delivery having count(*) = 1")
         assert [event.type for event in sink.delivered] == ["twice", "refused"]
 
 
-async def test_a_unique_key_is_free_once_its_row_is_delivered(database: Database) -> None:
+def test_a_unique_key_is_free_once_its_row_is_delivered(database: Database) -> None:
     sink = MemorySink(keeps_order=False)
-    async with running(database.dsn, (queued(), sink)) as relay:
-        await relay.owns_all()
+    with running(database.dsn, (queued(), sink)) as relay:
+        relay.owns_all()
         with database.connect() as connection:
             outbox.emit(connection, "t", {}, unique_key="u")
-        await got([sink], [1])
-        await relay.settled()
+        got([sink], [1])
+        relay.settled()
         query(database, "update outbox.unique_key set look_at = now() returning 1")
         assert query(database, "select outbox_internal.finish_unique_keys(10)") == [(1,)]
 
@@ -213,43 +212,43 @@ def refuse(database: Database, code: str) -> None:
 
 
 @pytest.mark.parametrize("code", ["53100", "54000"])
-async def test_rows_under_way_outlast_a_window_that_cannot_become_rows(
+def test_rows_under_way_outlast_a_window_that_cannot_become_rows(
     database: Database, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
     monkeypatch.setattr(queue_reader, "AGAIN_SECONDS", 0.02)
-    free = asyncio.Event()
+    free = Gate()
 
     async def waits(_event: StoredEvent, _attempt: int) -> Verdict:
         await free.wait()
         return DELIVERED
 
     sink = MemorySink(waits, keeps_order=False)
-    async with running(database.dsn, (queued(), sink)) as relay:
-        await relay.owns_all()
+    with running(database.dsn, (queued(), sink)) as relay:
+        relay.owns_all()
         [first] = emit(database, [None])
-        await has(database, "select from outbox.delivery where lease is not null")
+        has(database, "select from outbox.delivery where lease is not null")
         refuse(database, code)
         with database.connect() as connection:
             outbox.emit(connection, "bad", {})
-        await has(database, "select from outbox.sink where last_error like 'events do not become rows%%not this one%%'")
+        has(database, "select from outbox.sink where last_error like 'events do not become rows%%not this one%%'")
         free.set()
-        await got([sink], [first])
+        got([sink], [first])
         with database.connect() as connection:
             connection.execute("drop trigger refuse on outbox.delivery")
-        await got([sink], [first, first + 1])
-    assert not relay.relays[0].restarts
+        got([sink], [first, first + 1])
+    assert not relay.loops[0].restarts
 
 
-async def test_one_event_that_cannot_become_a_row_is_dead_and_its_neighbours_flow(
+def test_one_event_that_cannot_become_a_row_is_dead_and_its_neighbours_flow(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue_reader, "AGAIN_SECONDS", 0.01)
     refuse(database, "57014")
     sink = MemorySink(keeps_order=False)
-    async with running(database.dsn, (queued(), sink)) as relay:
-        await relay.owns_all()
+    with running(database.dsn, (queued(), sink)) as relay:
+        relay.owns_all()
         with database.connect() as connection:
             outbox.emit_many(connection, [job("good"), job("bad"), job("good")])
-        await got([sink], [1, 3])
+        got([sink], [1, 3])
         reason = "its row could not be made, it ran out of time"
         assert query(database, "select type, last_error from outbox.delivery where state = 'dead'") == [("bad", reason)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 
@@ -13,23 +12,23 @@ from outbox_relay.domain.circuit import CircuitPolicy
 from outbox_relay.domain.event import SHARDS, StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Unavailable, Verdict
 from outbox_relay.domain.retry import RetryPolicy
+from outbox_relay.relay.dispatch import BATCH_ROWS
 from outbox_relay.relay.log_reader import CHUNK_EVENTS
-from outbox_relay.relay.parked_pace import BATCH_ROWS
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit, has, ids, in_order
 from tests.support.ledger import ledger
-from tests.support.memory_sink import BOTH, Late, MemorySink, fails
+from tests.support.memory_sink import BOTH, Gate, Late, MemorySink, fails
 from tests.support.relay_harness import RelayHarness, running, spec
-from tests.support.wait import auntil
+from tests.support.wait import until
 
 
 @BOTH
-async def test_everything_is_delivered_once_and_in_order_per_key(database: Database, keeps_order: bool) -> None:
+def test_everything_is_delivered_once_and_in_order_per_key(database: Database, keeps_order: bool) -> None:
     sink = MemorySink(keeps_order=keeps_order)
-    async with running(database.dsn, (spec("s"), sink)) as harness:
+    with running(database.dsn, (spec("s"), sink)) as harness:
         wanted = emit(database, [f"k{n % 7}" for n in range(3000)] + [None] * 50)
-        await delivered(sink, wanted)
-        await harness.settled()
+        delivered(sink, wanted)
+        harness.settled()
     assert sorted(ids(sink)) == wanted
     assert in_order(sink.delivered)
     assert query(database, "select count(*) from outbox.delivery") == [(0,)]
@@ -41,7 +40,7 @@ class Answering(MemorySink):
     def __init__(self) -> None:
         super().__init__()
         self.sizes: list[int] = []
-        self.told = asyncio.Event()
+        self.told = Gate()
 
     async def deliver(self, batch: Sequence[StoredEvent], until: float, attempt: int = 0, /) -> Sequence[Verdict]:
         self.sizes.append(len(batch))
@@ -49,71 +48,71 @@ class Answering(MemorySink):
         return await super().deliver(batch, until, attempt)
 
 
-async def test_what_comes_while_a_call_waits_for_others_is_read_together(database: Database) -> None:
+def test_what_comes_while_a_call_waits_for_others_is_read_together(database: Database) -> None:
     """Two calls are under way and one waits: until it is sent no window is begun, and then one takes all there is."""
     sink = Answering()
-    async with running(database.dsn, (spec("s"), sink)) as harness:
-        await harness.owns_all()
+    with running(database.dsn, (spec("s"), sink)) as harness:
+        harness.owns_all()
         wanted: list[int] = []
         for number in range(1, 4):
             wanted += emit(database, ["k"])
 
-            async def read(number: int = number) -> bool:
-                return harness.relays[0].in_hand == number
+            def read(number: int = number) -> bool:
+                return harness.loops[0].in_hand == number
 
-            await auntil(read, seconds=20, what=f"{number} events are in hand")
+            until(read, seconds=20, what=f"{number} events are in hand")
         for _ in range(10):
-            wanted += await asyncio.to_thread(emit, database, ["k"])
+            wanted += emit(database, ["k"])
         sink.told.set()
-        await delivered(sink, wanted)
+        delivered(sink, wanted)
     assert sink.sizes == [1, 1, 1, 10]
 
 
 @BOTH
-async def test_followers_of_a_failing_key_are_held_and_come_after_it(database: Database, keeps_order: bool) -> None:
+def test_followers_of_a_failing_key_are_held_and_come_after_it(database: Database, keeps_order: bool) -> None:
     late = Late()
     sink = MemorySink(late, keeps_order=keeps_order)
     wanted = emit(database, [f"k{n % 10}" for n in range(400)])
     late.script = fails(2, wanted[:100:11])
-    async with running(database.dsn, (spec("s"), sink)) as harness:
-        await delivered(sink, wanted)
+    with running(database.dsn, (spec("s"), sink)) as harness:
+        delivered(sink, wanted)
         more = emit(database, [f"k{n % 10}" for n in range(100)])
-        await delivered(sink, more)
-        await harness.settled()
+        delivered(sink, more)
+        harness.settled()
     assert sorted(set(ids(sink))) == [*wanted, *more]
     assert len(ids(sink)) == len(set(ids(sink)))
     assert in_order(sink.delivered)
     assert query(database, "select count(*) from outbox.delivery") == [(0,)]
 
 
-async def test_followers_in_later_batches_are_held_too(database: Database) -> None:
+def test_followers_in_later_batches_are_held_too(database: Database) -> None:
     """A key becomes blocked while batches with its later events wait to be sent."""
     late = Late()
     sink = MemorySink(late)
     sink.max_batch = 5
     wanted = emit(database, [f"k{n % 4}" for n in range(100)])
     late.script = fails(2, [wanted[2], wanted[41]])
-    async with running(database.dsn, (spec("s"), sink)) as harness:
-        await delivered(sink, wanted)
-        await harness.settled()
+    with running(database.dsn, (spec("s"), sink)) as harness:
+        delivered(sink, wanted)
+        harness.settled()
     assert ids(sink).count(wanted[2]) == 1
     assert in_order(sink.delivered)
 
 
-async def test_held_rows_of_one_key_are_delivered_many_at_a_time(database: Database) -> None:
+def test_held_rows_of_one_key_are_delivered_many_at_a_time(database: Database) -> None:
     """Else a key with more events a second than claims can be made never gets out of its rows."""
     late = Late()
     sink = MemorySink(late)
     wanted = emit(database, ["hot"] * 2000)
     late.script = fails(1, wanted[::400])
-    async with running(database.dsn, (spec("s"), sink)) as harness:
-        await delivered(sink, wanted)
-        await harness.settled()
+    with running(database.dsn, (spec("s"), sink)) as harness:
+        delivered(sink, wanted)
+        harness.settled()
     assert ids(sink) == wanted
     assert harness.store.calls["delete_rows"] + harness.store.calls["update_rows"] <= 50
 
 
-async def test_what_is_claimed_with_a_row_that_is_refused_stays_behind_it_untouched(database: Database) -> None:
+def test_what_is_claimed_with_a_row_that_is_refused_stays_behind_it_untouched(database: Database) -> None:
     late = Late()
     sink = MemorySink(late, holds=True)
     wanted = emit(database, ["a"] * 6)
@@ -123,50 +122,50 @@ async def test_what_is_claimed_with_a_row_that_is_refused_stays_behind_it_untouc
         return Refused("never") if event.id == wanted[3] else first(event, attempt)
 
     late.script = script
-    async with running(database.dsn, (spec("s", hold=True), sink)):
-        await has(database, "select 1 from outbox.delivery where state = 'dead'")
-        await has(database, "select 1 from outbox.delivery where lease is null having count(*) = 3")
+    with running(database.dsn, (spec("s", hold=True), sink)):
+        has(database, "select 1 from outbox.delivery where state = 'dead'")
+        has(database, "select 1 from outbox.delivery where lease is null having count(*) = 3")
     assert ids(sink) == wanted[:3]
     rows = query(database, "select id, state, attempts, claims, last_error from outbox.delivery order by id")
     assert rows == [(wanted[3], "dead", 1, 0, "never"), *((i, "held", 0, 0, None) for i in wanted[4:])]
 
 
-async def test_rows_of_a_session_that_ends_are_claimed_again_at_once_and_no_claim_counts(database: Database) -> None:
+def test_rows_of_a_session_that_ends_are_claimed_again_at_once_and_no_claim_counts(database: Database) -> None:
     """Their leases last longer than any request: a relay that goes on does not wait for its own."""
-    stuck = asyncio.Event()
+    stuck = Gate()
 
     async def script(_event: StoredEvent, attempt: int) -> Verdict:
         if attempt == 1:
             return Failed("once")
         if attempt == 2:
             stuck.set()
-            await asyncio.Event().wait()
+            await Gate().wait()
         return DELIVERED
 
     sink = MemorySink(script, keeps_order=False)
-    async with running(database.dsn, (spec("s", park_after_seconds=30.0), sink), expects={"lease_lost"}) as harness:
+    with running(database.dsn, (spec("s", park_after_seconds=30.0), sink), expects={"lease_lost"}) as harness:
         wanted = emit(database, ["a"])
-        await asyncio.wait_for(stuck.wait(), 20)
+        stuck.becomes()
         assert query(database, "select claims from outbox.delivery where lease_until > now()") == [(1,)]
         query(database, "update outbox.shard set epoch = epoch + 1 where owner = %s returning 1", harness.relay)
-        await harness.lease_manager.round()
+        harness.keeper.round()
         emit(database, ["b"])
-        await auntil(lambda: _true(bool(harness.ended)), seconds=10, what="the session ends")
-        await delivered(sink, wanted)
+        until(lambda: bool(harness.ended), seconds=10, what="the session ends")
+        delivered(sink, wanted)
 
 
 @BOTH
-async def test_other_keys_flow_while_one_fails(database: Database, keeps_order: bool) -> None:
+def test_other_keys_flow_while_one_fails(database: Database, keeps_order: bool) -> None:
     def script(event: StoredEvent, _attempt: int) -> Verdict:
         return Failed("never", 500) if event.key == "bad" else DELIVERED
 
     sink = MemorySink(script, keeps_order=keeps_order)
     slow_retry = RetryPolicy(attempts=50, base_seconds=3600)
-    async with running(database.dsn, (spec("s", retry=slow_retry), sink)):
+    with running(database.dsn, (spec("s", retry=slow_retry), sink)):
         emit(database, ["bad", *(f"k{n}" for n in range(50)), "bad", "bad"])
-        rows = await has(database, "select 1 from outbox.delivery having count(*) = 3")
+        rows = has(database, "select 1 from outbox.delivery having count(*) = 3")
         good = emit(database, [f"k{n}" for n in range(50)])
-        await delivered(sink, good)
+        delivered(sink, good)
     assert rows
     assert query(database, "select state, attempts from outbox.delivery order by id") == [
         ("waiting", 1),
@@ -176,51 +175,49 @@ async def test_other_keys_flow_while_one_fails(database: Database, keeps_order: 
 
 
 @BOTH
-async def test_a_refused_event_is_dead_with_its_reason_and_its_neighbours_are_delivered(
+def test_a_refused_event_is_dead_with_its_reason_and_its_neighbours_are_delivered(
     database: Database, keeps_order: bool
 ) -> None:
     late = Late()
     sink = MemorySink(late, keeps_order=keeps_order)
     wanted = emit(database, ["a", "a", "a", "b", None])
     late.script = fails(99, [wanted[1]], Refused("too strange", 422))
-    async with running(database.dsn, (spec("s"), sink)) as harness:
-        await delivered(sink, [i for i in wanted if i != wanted[1]])
-        await harness.settled()
+    with running(database.dsn, (spec("s"), sink)) as harness:
+        delivered(sink, [i for i in wanted if i != wanted[1]])
+        harness.settled()
     rows = query(database, "select id, state, last_error, last_status, attempts from outbox.delivery")
     assert rows == [(wanted[1], "dead", "too strange", 422, 1)]
     assert in_order(sink.delivered)
 
 
 @BOTH
-async def test_an_event_is_dead_after_its_attempts(database: Database, keeps_order: bool) -> None:
+def test_an_event_is_dead_after_its_attempts(database: Database, keeps_order: bool) -> None:
     sink = MemorySink(fails(99), keeps_order=keeps_order)
     circuit = CircuitPolicy(open_after=1000, probe_seconds=0.05)
-    async with running(database.dsn, (spec("s", circuit=circuit), sink)):
+    with running(database.dsn, (spec("s", circuit=circuit), sink)):
         [wanted] = emit(database, ["a"])
-        rows = await has(database, "select id, attempts, last_error from outbox.delivery where state = 'dead'")
+        rows = has(database, "select id, attempts, last_error from outbox.delivery where state = 'dead'")
     assert rows == [(wanted, 5, "not now")]
 
 
 @BOTH
-async def test_hold_keeps_followers_behind_a_dead_letter_and_skip_lets_them_go(
-    database: Database, keeps_order: bool
-) -> None:
+def test_hold_keeps_followers_behind_a_dead_letter_and_skip_lets_them_go(database: Database, keeps_order: bool) -> None:
     late = Late()
     hold, skip = MemorySink(late, keeps_order=keeps_order), MemorySink(late, keeps_order=keeps_order)
     wanted = emit(database, ["a"])
     late.script = fails(99, wanted, Refused("never"))
-    async with running(database.dsn, (spec("hold", hold=True), hold), (spec("skip"), skip)):
-        await has(database, "select 1 from outbox.delivery where state = 'dead' having count(*) = 2")
+    with running(database.dsn, (spec("hold", hold=True), hold), (spec("skip"), skip)):
+        has(database, "select 1 from outbox.delivery where state = 'dead' having count(*) = 2")
         behind = emit(database, ["a", "b"])
-        await delivered(skip, behind)
-        await delivered(hold, behind[1:])
-        held = await has(database, "select sink, id from outbox.delivery where state = 'held'")
+        delivered(skip, behind)
+        delivered(hold, behind[1:])
+        held = has(database, "select sink, id from outbox.delivery where state = 'held'")
     assert held == [("hold", behind[0])]
     assert behind[0] not in ids(hold)
 
 
 @BOTH
-async def test_a_destination_that_is_down_costs_no_attempt_and_no_row(database: Database, keeps_order: bool) -> None:
+def test_a_destination_that_is_down_costs_no_attempt_and_no_row(database: Database, keeps_order: bool) -> None:
     down = True
 
     def script(_event: StoredEvent, _attempt: int) -> Verdict:
@@ -228,24 +225,20 @@ async def test_a_destination_that_is_down_costs_no_attempt_and_no_row(database: 
 
     sink = MemorySink(script, keeps_order=keeps_order)
     circuit = CircuitPolicy(open_after=1, probe_seconds=0.05, probe_max_seconds=0.1)
-    async with running(database.dsn, (spec("s", circuit=circuit), sink)) as harness:
+    with running(database.dsn, (spec("s", circuit=circuit), sink)) as harness:
         wanted = emit(database, [f"k{n % 5}" for n in range(200)])
-        await has(database, "select 1 from outbox.sink where circuit <> 'closed' and last_error = 'down for tests'")
+        has(database, "select 1 from outbox.sink where circuit <> 'closed' and last_error = 'down for tests'")
         written = harness.store.calls["settle"]
         asked = len(sink.attempts)
-        await auntil(lambda: _true(len(sink.attempts) > asked + 3), seconds=10, what="probes are sent")
+        until(lambda: len(sink.attempts) > asked + 3, seconds=10, what="probes are sent")
         assert harness.store.calls["settle"] == written
         assert query(database, "select count(*) from outbox.delivery") == [(0,)]
         down = False
-        await delivered(sink, wanted)
-        await harness.settled()
-        await has(database, "select 1 from outbox.sink where circuit = 'closed'")
+        delivered(sink, wanted)
+        harness.settled()
+        has(database, "select 1 from outbox.sink where circuit = 'closed'")
     assert in_order(sink.delivered)
     assert len(ids(sink)) == len(wanted)
-
-
-async def _true(value: bool) -> bool:
-    return value
 
 
 def due_row(database: Database) -> None:
@@ -258,42 +251,41 @@ def due_row(database: Database) -> None:
     )
 
 
-async def test_rows_are_claimed_while_others_are_being_delivered(database: Database) -> None:
+def test_rows_are_claimed_while_others_are_being_delivered(database: Database) -> None:
     """A second call with rows begins beside the first, and no third one: as many as the sink takes."""
     sink = Answering()
-    async with running(database.dsn, (spec("s"), sink)) as harness:
-        await harness.owns_all()
+    with running(database.dsn, (spec("s"), sink)) as harness:
+        harness.owns_all()
         for calls in (1, 2):
             due_row(database)
-            await auntil(lambda calls=calls: _true(len(sink.sizes) == calls), seconds=20, what=f"{calls} calls")
+            until(lambda calls=calls: len(sink.sizes) == calls, seconds=20, what=f"{calls} calls")
         due_row(database)
         claims = harness.store.calls["claim_rows"]
         assert query(database, "select count(*) from outbox.delivery where lease is null") == [(1,)]
         sink.told.set()
-        await has(database, "select 1 from outbox.delivery having count(*) = 0")
+        has(database, "select 1 from outbox.delivery having count(*) = 0")
         assert harness.store.calls["claim_rows"] > claims
     assert sink.sizes == [1, 1, 1]
 
 
-async def test_rows_come_in_small_batches_while_the_log_flows(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.fence("new events wait while many rows are delivered, or a key never catches up with its rows")
+def test_rows_come_in_small_batches_while_the_log_flows(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Goes red when an event of the log waits for as many rows as one call can hold."""
-    monkeypatch.setattr("outbox_relay.relay.limiter.FLOW_SECONDS", 600.0)
+    monkeypatch.setattr("outbox_relay.relay.dispatch.FLOW_SECONDS", 600.0)
     sink = Answering()
     sink.told.set()
-    async with running(database.dsn, (spec("s"), sink)) as harness:
-        await delivered(sink, emit(database, ["k"]))
+    with running(database.dsn, (spec("s"), sink)) as harness:
+        delivered(sink, emit(database, ["k"]))
         for _ in range(250):
             due_row(database)
-        await auntil(lambda: _true(len(sink.delivered) == 251), seconds=20, what="all are delivered")
-        await harness.settled()
+        until(lambda: len(sink.delivered) == 251, seconds=20, what="all are delivered")
+        harness.settled()
     assert sum(sink.sizes) == 251
     assert max(sink.sizes) <= BATCH_ROWS
 
 
-async def test_a_slow_request_is_parked_and_does_not_hold_the_position_back(database: Database) -> None:
-    gate = asyncio.Event()
+def test_a_slow_request_is_parked_and_does_not_hold_the_position_back(database: Database) -> None:
+    gate = Gate()
 
     async def script(event: StoredEvent, _attempt: int) -> Verdict:
         if event.key == "slow":
@@ -301,82 +293,67 @@ async def test_a_slow_request_is_parked_and_does_not_hold_the_position_back(data
         return DELIVERED
 
     sink = MemorySink(script, keeps_order=False)
-    async with running(database.dsn, (spec("s", park_after_seconds=0.1), sink)) as harness:
+    with running(database.dsn, (spec("s", park_after_seconds=0.1), sink)) as harness:
         wanted = emit(database, ["slow", *(f"k{n}" for n in range(20)), "slow"])
-        [(leased, until)] = await has(
+        [(leased, lasts)] = has(
             database, "select lease is not null, lease_until > now() from outbox.delivery where state = 'waiting'"
         )
-        assert (leased, until) == (True, True)
-        await delivered(sink, wanted[1:-1])
-        await has(database, "select 1 from outbox.delivery where state = 'held'")
-        await auntil(
-            lambda: _true(all(group.idle for group in harness.groups[0])),
+        assert (leased, lasts) == (True, True)
+        delivered(sink, wanted[1:-1])
+        has(database, "select 1 from outbox.delivery where state = 'held'")
+        until(
+            lambda: all(group.idle for group in harness.groups[0]),
             seconds=10,
             what="nothing is in hand",
         )
         gate.set()
-        await delivered(sink, wanted)
-        await harness.settled()
+        delivered(sink, wanted)
+        harness.settled()
     assert len(ids(sink)) == len(wanted)
     assert in_order(sink.delivered)
 
 
-async def test_the_sinks_of_a_relay_share_its_ticks(database: Database) -> None:
-    sinks = [(spec(f"s{n}"), MemorySink()) for n in range(3)]
-    async with running(database.dsn, *sinks) as harness:
-        await harness.owns_all()
-        wanted = emit(database, ["a", "b"])
-        for _, sink in sinks:
-            await delivered(sink, wanted)
-        await harness.settled()
-        # Each session begins with a tick of its own.
-        assert harness.store.calls["look"] + harness.store.calls["tick"] - len(sinks) == harness.ticker.taken
-    assert all(ids(sink) == wanted for _, sink in sinks)
-
-
-async def test_nothing_is_read_and_nothing_is_written_while_nothing_is_new(database: Database) -> None:
+def test_nothing_is_read_and_nothing_is_written_while_nothing_is_new(database: Database) -> None:
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink)) as harness:
-        await harness.owns_all()
-        await delivered(sink, emit(database, ["a"]))
-        await harness.settled()
-        session = harness.relays[0].session
-        assert session is not None
-        await session.settler.flush(everything=True)
+    with running(database.dsn, (spec("s"), sink)) as harness:
+        harness.owns_all()
+        delivered(sink, emit(database, ["a"]))
+        harness.settled()
         before = harness.store.calls.copy()
-        await auntil(lambda: _true(harness.store.calls["look"] >= before["look"] + 20), seconds=20, what="20 looks")
+        until(lambda: harness.store.calls["tick"] >= before["tick"] + 8, seconds=20, what="8 ticks")
         after = harness.store.calls
-    for quiet in ("read_small", "read_rest", "read_late", "settle"):
+    for quiet in ("read_small", "read_rest", "read_late"):
         assert after[quiet] == before[quiet], quiet
+    assert after["settle"] <= before["settle"] + 1
 
 
-async def test_shards_at_the_same_position_are_read_with_one_call(database: Database) -> None:
+def test_shards_at_the_same_position_are_read_with_one_call(database: Database) -> None:
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink)) as harness:
-        await harness.owns_all()
-        await delivered(sink, emit(database, [f"k{n}" for n in range(500)]))
-        await harness.settled()
+    with running(database.dsn, (spec("s"), sink)) as harness:
+        harness.owns_all()
+        delivered(sink, emit(database, [f"k{n}" for n in range(500)]))
+        harness.settled()
         assert len(harness.groups[0]) == 1
         before = harness.store.calls["read_small"]
         wanted = emit(database, [f"k{n}" for n in range(500)])
-        await delivered(sink, wanted)
+        delivered(sink, wanted)
         calls = harness.store.calls["read_small"] - before
     assert len({event.shard for event in sink.delivered}) == SHARDS
     assert calls <= 5
 
 
-async def test_the_events_of_a_large_transaction_that_commits_late_are_found_once(database: Database) -> None:
+def test_the_events_of_a_large_transaction_that_commits_late_are_found_once(database: Database) -> None:
     """Each read finds a bounded number of them by xid: goes red when most reads bring nothing."""
     sink = MemorySink()
     connection = database.connect()
     outbox.emit_many(connection, [outbox.Event("test.event", n, key=f"k{n % 7}") for n in range(20_000)])
-    async with running(database.dsn, (spec("s"), sink)) as harness:
-        await harness.owns_all()
-        await delivered(sink, emit(database, ["while it is open"]))
+    with running(database.dsn, (spec("s"), sink)) as harness:
+        harness.owns_all()
+        delivered(sink, emit(database, ["while it is open"]))
         before = harness.store.calls["read_late"]
         with connection:
             connection.commit()
-        await auntil(lambda: _true(len(sink.delivered) > 20_000), seconds=60, what="all of them are delivered")
+        until(lambda: len(sink.delivered) > 20_000, seconds=60, what="all of them are delivered")
         assert len(sink.delivered) == 20_001
         assert in_order(sink.delivered)
         # One for each chunk, one to see that nothing is left, one for a window meanwhile.
@@ -384,60 +361,61 @@ async def test_the_events_of_a_large_transaction_that_commits_late_are_found_onc
         assert harness.store.calls["read_late"] - before <= 20_000 // CHUNK_EVENTS + 2
 
 
-async def test_only_routed_types_are_read(database: Database) -> None:
+def test_only_routed_types_are_read(database: Database) -> None:
     sink = MemorySink()
-    async with running(database.dsn, (spec("s", patterns=("order.*",), types=("order.%",)), sink)) as harness:
+    with running(database.dsn, (spec("s", patterns=("order.*",), types=("order.%",)), sink)) as harness:
         with database.connect() as connection:
             connection.execute("select outbox.emit('payment.done', '1'), outbox.emit('order.made', '2')")
-        await auntil(lambda: _true(len(sink.delivered) == 1), seconds=10, what="one event")
-        await harness.settled()
+        until(lambda: len(sink.delivered) == 1, seconds=10, what="one event")
+        harness.settled()
     assert [(event.type, json.loads(event.payload)) for event in sink.delivered] == [("order.made", 2)]
 
 
-async def test_what_may_have_killed_its_owners_is_claimed_in_turn_with_the_others(database: Database) -> None:
+def test_what_may_have_killed_its_owners_is_claimed_in_turn_with_the_others(database: Database) -> None:
     """Alone, but without waiting until nothing else is left: behind it wait the later events of its key."""
     sink = MemorySink()
-    sink.max_batch = 10
-    async with ledger(database) as hand:
+    sink.max_batch, sink.max_in_flight = 10, 1
+    with ledger(database) as hand:
         events = hand.emit(*(f"k{n}" for n in range(40)))
-        await hand.register(("s", ["*"], "now"))
-        await hand.own("s")
-        await hand.park("s", *(hand.row(event, claims=3 if n >= 37 else 0) for n, event in enumerate(events)))
-        await hand.store.release_shards("s", hand.relay, hand.epochs["s"])
-    async with running(database.dsn, (spec("s"), sink)) as harness:
-        await harness.settled()
+        hand.register(("s", ["*"], "now"))
+        hand.own("s")
+        hand.park("s", *(hand.row(event, claims=3 if n >= 37 else 0) for n, event in enumerate(events)))
+        hand.store.release_shards("s", hand.relay, hand.epochs["s"])
+    with running(database.dsn, (spec("s"), sink)) as harness:
+        harness.settled()
     suspects = [n for n, event in enumerate(sink.delivered) if event.id in events[37:]]
     assert suspects == [0, 11, 22]
     assert len(sink.delivered) == 40
 
 
-async def test_a_message_that_kills_its_relay_again_and_again_ends_dead(database: Database) -> None:
+@pytest.mark.fence("an event kills the process that delivers it")
+def test_a_message_that_kills_its_relay_again_and_again_ends_dead(database: Database) -> None:
     """Every owner dies while it delivers one event: crashes are counted, then claims, and the others are delivered."""
     got: list[int] = []
     wanted = emit(database, [f"k{n % 3}" for n in range(30)])
     poison = wanted[7]
 
     for _ in range(12):
-        deadly = asyncio.Event()
+        deadly = Gate()
 
-        async def script(event: StoredEvent, _attempt: int, deadly: asyncio.Event = deadly) -> Verdict:
+        async def script(event: StoredEvent, _attempt: int, deadly: Gate = deadly) -> Verdict:
             if event.id == poison:
                 deadly.set()
-                await asyncio.Event().wait()
+                await Gate().wait()
             return DELIVERED
 
         sink = MemorySink(script, keeps_order=False)
         harness = RelayHarness(database.dsn, [(spec("s", park_after_seconds=60.0), sink)], lease_seconds=3.0)
-        await harness.start()
+        harness.start()
         dead = "select 1 from outbox.delivery where state = 'dead'"
 
-        async def over(deadly: asyncio.Event = deadly, dead: str = dead) -> bool:
-            return deadly.is_set() or bool(await asyncio.to_thread(query, database, dead))
+        def over(deadly: Gate = deadly, dead: str = dead) -> bool:
+            return deadly.is_set() or bool(query(database, dead))
 
-        await auntil(over, seconds=30, what="the message is delivered or dead")
+        until(over, seconds=30, what="the message is delivered or dead")
         if not deadly.is_set():
-            await harness.settled()
-        await harness.crash()
+            harness.settled()
+        harness.crash()
         got += ids(sink)
         # No lease of the crashed relay is waited for here, and no share is left to it.
         query(database, "delete from outbox.relay returning 1")

@@ -7,14 +7,11 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
-from outbox_relay import settings
-from outbox_relay.service.process import Service
 from outbox_relay.sinks.webhook import WebhookSink
 from tests.support.database import Database, query
 from tests.support.emitting import emit_types
@@ -23,10 +20,9 @@ from tests.support.receiver.answers import say
 from tests.support.receiver.received import received_types
 from tests.support.receiver.request import Request
 from tests.support.relay_config import webhook_config
-from tests.support.wait import becomes
+from tests.support.serving import serve_while
+from tests.support.wait import until
 
-REGISTERING = """select 1 from pg_stat_activity
-where datname = current_database() and wait_event_type = 'Lock' and query like '%%register_sinks%%'"""
 RECORDED = "select 1 from outbox.relay where (config ->> 'sinks.crm.max_in_flight')::integer = %s"
 
 
@@ -65,20 +61,6 @@ def receiver() -> Generator[Receiver]:
         yield receiver
 
 
-@asynccontextmanager
-async def serving(file: Path) -> AsyncGenerator[Service]:
-    """Run a relay in this process until the end of the block."""
-    service = Service(settings.load(file, {}), lambda: settings.load(file, {}))
-    task = asyncio.create_task(service.serve())
-    try:
-        yield service
-    finally:
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert await asyncio.wait_for(task, 40) == 0
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            asyncio.get_running_loop().remove_signal_handler(number)
-
-
 def reload(file: Path, in_flight: int) -> None:
     """Change the limit of requests, for which the client is made again, and send SIGHUP."""
     text = file.read_text().partition("max_in_flight")[0].rstrip() + f"\nmax_in_flight = {in_flight}\n"
@@ -95,10 +77,10 @@ def config(database: Database, receiver: Receiver, directory: Path) -> Path:
     return file
 
 
-async def test_a_client_that_a_later_reload_replaces_before_its_session_is_closed(
+def test_a_client_that_a_later_reload_replaces_before_its_loop_is_closed(
     database: Database, receiver: Receiver, tmp_path: Path, clients: Clients
 ) -> None:
-    """Goes red when the client of the first reload is forgotten while the request of the session is under way."""
+    """Goes red when the client of the first reload is forgotten while a request of the first loop is under way."""
     file = config(database, receiver, tmp_path)
     release = threading.Event()
 
@@ -107,43 +89,31 @@ async def test_a_client_that_a_later_reload_replaces_before_its_session_is_close
         await say(200)(request, reader, writer)
 
     receiver.answer = answer
-    async with serving(file):
+
+    def script() -> None:
         emit_types(database, "a.one")
-        await becomes(lambda: receiver.requests, "a request is under way")
+        until(lambda: receiver.requests, seconds=30, what="a request is under way")
         for in_flight in (3, 4, 5):
             reload(file, in_flight)
-            await becomes(lambda n=in_flight: query(database, RECORDED, n), "the reload is applied")
+            until(lambda n=in_flight: query(database, RECORDED, n), seconds=30, what="the reload is applied")
         release.set()
         emit_types(database, "a.two")
-        await becomes(lambda: "a.two" in received_types(receiver), "the last client delivers")
+        until(lambda: "a.two" in received_types(receiver), seconds=30, what="the last client delivers")
+
+    serve_while(file, script)
     clients.judge(4)
 
 
-@pytest.mark.parametrize("reloads", [1, 2])
-async def test_clients_of_a_reload_that_is_never_applied_are_closed(
-    database: Database, receiver: Receiver, tmp_path: Path, clients: Clients, reloads: int
-) -> None:
-    """Goes red when the stop forgets the configuration that waits for the database."""
-    file = config(database, receiver, tmp_path)
-    with database.connect() as connection:
-        async with serving(file):
-            emit_types(database, "a.one")
-            await becomes(lambda: receiver.requests, "it delivers")
-            connection.execute("lock table outbox.sink in exclusive mode")
-            for number in range(1, reloads + 1):
-                reload(file, number)
-                await becomes(lambda n=number: len(clients.opened) == n + 1, "the client is made")
-            await becomes(lambda: query(database, REGISTERING), "the reload waits for the database")
-    clients.judge(reloads + 1)
-
-
-async def test_the_client_of_a_sink_that_was_removed_is_closed(
+def test_the_client_of_a_sink_that_was_removed_is_closed(
     database: Database, receiver: Receiver, tmp_path: Path, clients: Clients
 ) -> None:
     file = config(database, receiver, tmp_path)
-    async with serving(file):
-        await becomes(lambda: query(database, "select 1 from outbox.sink"), "the sink is registered")
+
+    def script() -> None:
+        until(lambda: query(database, "select 1 from outbox.sink"), seconds=30, what="the sink is registered")
         query(database, "select outbox.drop_sink('crm', true, 1000, null, null)")
         reload(file, 3)
-        await becomes(lambda: len(clients.opened) == 2, "the client is made")
+        until(lambda: len(clients.opened) == 2, seconds=30, what="the client is made")
+
+    serve_while(file, script)
     clients.judge(2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import os
 import signal
@@ -14,10 +13,8 @@ from typing import Any
 
 import pytest
 
-from outbox_relay import settings
 from outbox_relay.domain.errors import DatabaseUnavailable
 from outbox_relay.postgres.store import Store
-from outbox_relay.service.process import Service
 from tests.support.command import inside
 from tests.support.database import Database, query
 from tests.support.emitting import emit_types
@@ -30,7 +27,8 @@ from tests.support.receiver.signatures import SECRET
 from tests.support.relay_config import webhook_config, webhook_with_files_config
 from tests.support.relay_harness import LOST
 from tests.support.service import RelayService
-from tests.support.wait import becomes, until
+from tests.support.serving import serve_while
+from tests.support.wait import until
 
 MORE = ('"a.*" =', '"b.*" = ["crm"]\n"a.*" =')
 REFUSED = "config.reload_refused"
@@ -164,7 +162,7 @@ def test_a_rotated_secret_is_named_by_its_place(database: Database, receiver: Re
     secrets, tenant, other = tmp_path / "secrets", tmp_path / "tenant", tmp_path / "other"
     text = webhook_with_files_config(f'dsn = "{database.dsn}"', receiver.url, tmp_path)
     new = "whsec_" + base64.b64encode(b"x" * 32).decode()
-    with RelayService(tmp_path, text, CRM_TOKEN="token") as relay:
+    with RelayService(tmp_path, text, expects={"reload"}, CRM_TOKEN="token") as relay:
         for file, content, named in (
             (secrets, new, ["sinks.crm.secrets_file"]),
             (other, new, []),
@@ -312,6 +310,7 @@ WAITING = """select 1 from pg_stat_activity
 where datname = current_database() and wait_event_type = 'Lock' and query like '%%register_sinks%%'"""
 
 
+@pytest.mark.fence("a reload fails halfway and leaves half of its settings in force")
 def test_a_file_that_goes_bad_while_the_database_takes_a_reload_leaves_it_whole(
     database: Database, tmp_path: Path
 ) -> None:
@@ -345,38 +344,34 @@ def test_a_file_that_goes_bad_while_the_database_takes_a_reload_leaves_it_whole(
     assert "config.reload_pending" not in events(relay)
 
 
-async def test_a_reload_whose_answer_is_lost_supersedes_nobody_for_good(
+@pytest.mark.fence("the answer to a reload is lost")
+def test_a_reload_whose_answer_is_lost_supersedes_nobody_for_good(
     database: Database, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The database has the new generation and the relay does not know it: a mock of the one call loses the answer."""
     file = tmp_path / "relay.toml"
-    file.write_text(webhook_config(database.dsn, receiver, tmp_path) + f'[http]\nlisten = "127.0.0.1:{free_port()}"\n')
+    file.write_text(webhook_config(database.dsn, receiver, tmp_path))
     register, lost = Store.register_sinks, 0
 
-    async def loses(*arguments: Any, **options: Any) -> Any:
+    def loses(*arguments: Any, **options: Any) -> Any:
         nonlocal lost
-        answer = await register(*arguments, **options)
+        answer = register(*arguments, **options)
         if lost < 2:
             lost += 1
             raise DatabaseUnavailable("the answer was lost")
         return answer
 
-    service = Service(settings.load(file, {}), lambda: settings.load(file, {}))
-    serving = asyncio.create_task(service.serve())
-    try:
+    def script() -> None:
         emit_types(database, "a.one")
-        await becomes(lambda: received_types(receiver) == ["a.one"], "it delivers")
+        until(lambda: received_types(receiver) == ["a.one"], seconds=30, what="it delivers")
         monkeypatch.setattr(Store, "register_sinks", loses)
         file.write_text(file.read_text().replace(*MORE))
         os.kill(os.getpid(), signal.SIGHUP)
-        await becomes(lambda: lost == 2, "the answers are lost")
+        until(lambda: lost == 2, seconds=30, what="the answers are lost")
         emit_types(database, "a.two", "b.two")
-        await becomes(lambda: len(received_types(receiver)) >= 3, "both types arrive")
-    finally:
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert await asyncio.wait_for(serving, 40) == 0
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            asyncio.get_running_loop().remove_signal_handler(number)
+        until(lambda: len(received_types(receiver)) >= 3, seconds=30, what="both types arrive")
+
+    serve_while(file, script)
     assert sorted(map(str, received_types(receiver))) == ["a.one", "a.two", "b.two"]
     assert query(database, "select count(*) from outbox.shard where owner is not null") == [(0,)]
 

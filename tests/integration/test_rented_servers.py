@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import signal
@@ -16,7 +15,6 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable
 from outbox_relay.postgres.migrations import migrate, rebase
 from tests.support.command import Ended, inside, outbox_relay
 from tests.support.database import Database, query
@@ -25,9 +23,8 @@ from tests.support.memory_sink import MemorySink
 from tests.support.postgres import PostgresServer
 from tests.support.receiver import Receiver
 from tests.support.relay_config import webhook_config
-from tests.support.relay_harness import LOST, CountingStore, running, spec
-from tests.support.replication import Pair
-from tests.support.wait import auntil, until
+from tests.support.relay_harness import LOST, running, spec
+from tests.support.wait import until
 
 SOURCES = Path(__file__).parents[2]
 CONTROL = (
@@ -43,8 +40,8 @@ REFUSED = {
     "pg_walfile_name(pg_lsn)": "pg_walfile_name(pg_lsn) returns text",
 }
 """Signature → the head of the function that takes its place: what Aurora, Azure and servers in FIPS mode refuse."""
-CODES = ["XX000", "55000", "0A000"]
-"""OpenSSL without MD5; a WAL level that is too low; "not supported"."""
+CODES = ["XX000", "0A000"]
+"""OpenSSL without MD5; "not supported"."""
 ASKED = re.compile(r"\b(?:md5|pg_current_wal\w*|pg_walfile\w*|pg_control_\w+|pg_stat_wal|pg_stat_get_wal)\b\s*\(?")
 OPTIONS_REFUSED = [
     "unsupported startup parameter: options",
@@ -67,27 +64,18 @@ def refuse(database: Database, code: str) -> None:
             )
 
 
-def allow(database: Database) -> None:
-    """Take that back."""
-    with database.connect(autocommit=True) as admin:
-        for signature in REFUSED:
-            name, _, arguments = signature.partition("(")
-            admin.execute(f"drop function pg_catalog.{signature}".encode())
-            admin.execute(f"alter function pg_catalog.{name}_before({arguments} rename to {name}".encode())
-
-
 def cluster(database: Database) -> int | None:
     """Return the cluster that the log belongs to."""
     [(found,)] = query(database, "select system_identifier from outbox.meta")
     return found
 
 
-async def relayed(database: Database) -> None:
+def relayed(database: Database) -> None:
     """Run a relay that delivers events."""
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink)) as harness:
-        await harness.owns_all()
-        await delivered(sink, emit(database, ["a", "b", None]))
+    with running(database.dsn, (spec("s"), sink)) as harness:
+        harness.owns_all()
+        delivered(sink, emit(database, ["a", "b", None]))
 
 
 def checked(database: Database, directory: Path) -> Ended:
@@ -103,7 +91,7 @@ def checked(database: Database, directory: Path) -> Ended:
 
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("before", [True, False], ids=["before migrate", "after migrate"])
-async def test_everything_works_where_the_server_refuses(
+def test_everything_works_where_the_server_refuses(
     empty_database: Database, tmp_path: Path, code: str, *, before: bool
 ) -> None:
     database = empty_database
@@ -115,80 +103,40 @@ async def test_everything_works_where_the_server_refuses(
         migrate(database.dsn)
         assert cluster(database) is not None
         refuse(database, code)
-    await relayed(database)
-    ended = await asyncio.to_thread(checked, database, tmp_path)
+    relayed(database)
+    ended = checked(database, tmp_path)
     assert ended.code == 0
     assert "database:" not in ended.err
     assert migrate(database.dsn).notes == ()
-    await relayed(database)
+    relayed(database)
     query(database, "delete from outbox.relay returning 1")
     rebase(database.dsn)
-    await relayed(database)
+    relayed(database)
     assert cluster(database) is None, "what is not told is not known"
 
 
-async def test_a_relay_goes_on_while_the_server_begins_to_refuse_and_allows_again(empty_database: Database) -> None:
-    database, sink = empty_database, MemorySink()
-    migrate(database.dsn)
-    known = cluster(database)
-    async with running(database.dsn, (spec("s"), sink)) as harness:
-        await harness.owns_all()
-        await delivered(sink, emit(database, ["a"]))
-        refuse(database, "0A000")
-        await delivered(sink, emit(database, ["a"]))
-        allow(database)
-        await delivered(sink, emit(database, ["a"]))
-        assert cluster(database) == known
-        query(database, "update outbox.meta set system_identifier = null returning 1")
-    await relayed(database)
-    assert cluster(database) == known, "it is known from the next session on"
-    query(database, "update outbox.meta set system_identifier = 1 returning 1")
-    assert await foreign(database) == [True, True]
-    refuse(database, "0A000")
-    assert await foreign(database) == [False, False], "what is not told is not another one"
-
-
-async def foreign(database: Database) -> list[bool]:
-    """Return whether a tick, and the start of a session, are refused because of the cluster, on new connections."""
-    found = list[bool]()
-    store = CountingStore(database.dsn)
-    await store.open()
-    try:
-        for ask in (store.tick, store.floor):
-            try:
-                await ask()
-                found.append(False)
-            except DatabaseUnusable as error:
-                found.append("another cluster" in str(error))
-    finally:
-        await store.close()
-    return found
-
-
 @pytest.mark.parametrize("crash", [False, True], ids=["restart", "crash of a backend"])
-async def test_another_incarnation_is_noticed_where_the_server_refuses(
-    own_postgres: PostgresServer, *, crash: bool
-) -> None:
+def test_another_incarnation_is_noticed_where_the_server_refuses(own_postgres: PostgresServer, *, crash: bool) -> None:
     """A pooler may hide both: the session notices by what is left, the start time and the mark."""
     own_postgres.create_database("shop")
     database = Database(own_postgres, "shop")
     refuse(database, "55000")
     migrate(database.dsn)
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink), expects=LOST) as harness:
-        await harness.owns_all()
-        await delivered(sink, emit(database, ["a", "b"]))
-        session_epoch, [(before,)] = harness.ticker.session_epoch, query(database, INCARNATION)
+    with running(database.dsn, (spec("s"), sink), expects=LOST) as harness:
+        harness.owns_all()
+        delivered(sink, emit(database, ["a", "b"]))
+        [(before,)] = query(database, INCARNATION)
         if crash:
             [(pid,)] = query(database, "select pg_backend_pid()")
             os.kill(pid, signal.SIGKILL)
         else:
-            await asyncio.to_thread(own_postgres.restart, "immediate")
+            own_postgres.restart("immediate")
         until(lambda: answers(database), seconds=30, what="the server is up")
-        await delivered(sink, emit(database, ["a", "b"]))
-        assert harness.ticker.session_epoch > session_epoch
+        delivered(sink, emit(database, ["a", "b"]))
+        assert harness.ended, "the session has begun again"
         assert query(database, INCARNATION) != [(before,)]
-        await harness.settled()
+        harness.settled()
 
 
 INCARNATION = "select outbox_internal.incarnation()"
@@ -200,40 +148,6 @@ def answers(database: Database) -> bool:
         return query(database, "select 1") == [(1,)]
     except psycopg.OperationalError:
         return False
-
-
-@pytest.mark.slow  # has two servers of its own
-async def test_a_standby_is_told_apart_from_a_primary_that_refuses() -> None:
-    with Pair() as pair:
-        pair.primary.create_database("shop")
-        database = Database(pair.primary, "shop")
-        migrate(database.dsn)
-        refuse(database, "55000")
-        pair.wait_until_replayed()
-        assert pair.standby is not None
-        store, primary = CountingStore(pair.standby.dsn("shop")), CountingStore(database.dsn)
-        await store.open()
-        await primary.open()
-        try:
-            await primary.tick()
-            for ask in (store.arm, store.tick):
-                with pytest.raises(DatabaseUnavailable, match="standby"):
-                    await ask()
-            losses = store.connection_losses
-            await auntil(lambda: looks_fail(store), seconds=20, what="a look is refused")
-            assert store.connection_losses >= losses
-        finally:
-            await store.close()
-            await primary.close()
-
-
-async def looks_fail(store: CountingStore) -> bool:
-    """Return True if a look is refused because the server is a standby."""
-    if not store.prepare_look():
-        return False
-    with pytest.raises(DatabaseUnavailable, match="standby"):
-        await store.look(None, 0.0, lambda _result, _took: True)
-    return True
 
 
 def test_only_the_guarded_function_asks_what_may_be_refused() -> None:
@@ -294,19 +208,3 @@ def test_a_proxy_that_refuses_settings_is_named_with_the_fix(
     assert ended.code == 2
     assert said.partition(": ")[0] in ended.err
     assert 'set database.pooler = "transaction"' in ended.err.replace("\\", "")
-
-
-PINS = re.compile(r"\bset_config\b|\"\s*set (?:local )?\w+|\bdeclare\b.*\bcursor\b", re.IGNORECASE)
-"""Statements after which RDS Proxy keeps the connection for one client."""
-
-
-NOT_EMITTING = {"contrib/alembic.py", "contrib/installing.py"}
-"""Migrations, which always run on a session."""
-
-
-def test_no_statement_of_an_application_pins_a_session() -> None:
-    package = SOURCES / "outbox_relay"
-    files = [*package.glob("*.py"), *package.glob("contrib/*.py"), package / "contrib/django/__init__.py"]
-    sources = {file.relative_to(package).as_posix(): file.read_text(encoding="utf-8") for file in files}
-    assert {"outbox.py", "inbox.py", "contrib/asyncpg.py", "contrib/sqlalchemy_statements.py"} < sources.keys()
-    assert [name for name, text in sources.items() if name not in NOT_EMITTING and PINS.search(text)] == []

@@ -1,75 +1,72 @@
-"""The fences of replays: settlements, counts, dead letters, renames, removals, days."""
+"""The fences of replays: settlements, counts, dead letters, removals, days."""
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import AsyncGenerator
+from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
-import psycopg
 import pytest
 from psycopg import errors
 
 from outbox_relay.domain.errors import DatabaseUnusable
 from tests.support import days
 from tests.support.database import Database, query
-from tests.support.days import date_ago, emit_ago, fill_days, keep, retention, table_ago
+from tests.support.days import date_ago, emit_ago, fill_days, keep, retention
 from tests.support.ledger import ledger
 from tests.support.replay_ledger import ReplayLedger
 from tests.support.replays import act, counts, preview, show, start, tend
-from tests.support.sink_actions import call, register, remove, rename
-from tests.support.wait import until
+from tests.support.sink_actions import call, register, remove
 
 KEYS = [f"k{n % 7}" for n in range(40)]
-DEAD = "update outbox.delivery set state = 'dead', lease = null, lease_until = null where sink = '~1'"
 ROWS = "select sink, state, replay, ordered from outbox.delivery order by id, sink"
 
 
 @pytest.fixture
-async def books(database: Database) -> AsyncGenerator[ReplayLedger]:
+def books(database: Database) -> Iterator[ReplayLedger]:
     """Yield a database with one sink `s` for every type that has passed 40 events, and a replay of all of them."""
-    async with ledger(database) as found:
+    with ledger(database) as found:
         mine = ReplayLedger(database, found.store)
-        await mine.register(("s", ["*"], "beginning"))
-        await mine.own("s")
+        mine.register(("s", ["*"], "beginning"))
+        mine.own("s")
         mine.emit(*KEYS)
-        await mine.catch_up("s")
+        mine.catch_up("s")
         start(database, since="PT1H")
         yield mine
 
 
-async def test_a_settlement_of_a_replay_at_an_old_epoch_writes_and_counts_nothing(books: ReplayLedger) -> None:
+@pytest.mark.fence("a relay that lost a shard of a replay settles, or counts what it delivered")
+def test_a_settlement_of_a_replay_at_an_old_epoch_writes_and_counts_nothing(books: ReplayLedger) -> None:
     """Goes red when outbox_internal.settle_replayed does not compare epochs and owners."""
-    old = await books.claim()
-    assert await books.settle(old, 10, 10)
-    new = {c.shard: c.epoch for c in await books.store.reclaim_shards("~1", books.relay, 60.0)}
-    assert not await books.settle(old, 20, 10)
-    assert not await books.settle(old, 20, 10, books.row(15))
-    assert not await books.settle(new, 20, 10, owner=uuid4())
-    assert await books.settle(new, 20, 10)
+    old = books.claim()
+    assert books.settle(old, 10, 10)
+    new = {c.shard: c.epoch for c in books.store.reclaim_shards("~1", books.relay, 60.0)}
+    assert not books.settle(old, 20, 10)
+    assert not books.settle(old, 20, 10, books.row(15))
+    assert not books.settle(new, 20, 10, owner=uuid4())
+    assert books.settle(new, 20, 10)
     assert counts(books.database, 1)[1] == 20
     assert books.query("select from outbox.delivery") == []
 
 
-async def test_a_claim_passes_by_the_shards_of_a_settlement_of_a_replay(books: ReplayLedger) -> None:
-    epochs = await books.claim()
+def test_a_claim_passes_by_the_shards_of_a_settlement_of_a_replay(books: ReplayLedger) -> None:
+    epochs = books.claim()
     books.query("update outbox.shard set lease_until = now() where sink = '~1' returning 1")
     with books.database.connect() as other:
         other.execute("select from outbox.shard where sink = '~1' for share")
-        assert await books.claim() == {}
-    assert set(await books.claim()) == set(epochs)
+        assert books.claim() == {}
+    assert set(books.claim()) == set(epochs)
 
 
-async def test_a_row_that_the_position_has_not_passed_is_neither_moved_nor_counted(books: ReplayLedger) -> None:
+@pytest.mark.fence("a dead letter of a replay is read again, or taken for one of the sink's first deliveries")
+def test_a_row_that_the_position_has_not_passed_is_neither_moved_nor_counted(books: ReplayLedger) -> None:
     """Goes red when dead rows are moved at once: after a crash their event is read again, and left out or doubled."""
-    epochs = await books.claim()
-    await books.store.settle_replay(1, books.relay, {}, 0, [books.row(5, "dead")], epochs)
+    epochs = books.claim()
+    books.store.settle_replay(1, books.relay, {}, 0, [books.row(5, "dead")], epochs)
     tend(books.database)
     assert counts(books.database, 1)[1:3] == (0, 0)
     assert books.query(ROWS) == [("~1", "dead", None, True)]
-    await books.settle(epochs, 10, 10)
+    books.settle(epochs, 10, 10)
     assert counts(books.database, 1)[1:3] == (9, 1)
     tend(books.database)
     assert counts(books.database, 1)[1:3] == (9, 1)
@@ -80,10 +77,10 @@ async def test_a_row_that_the_position_has_not_passed_is_neither_moved_nor_count
     assert counts(books.database, 1)[1:3] == (9, 1)
 
 
-async def test_rows_of_a_cancelled_replay_that_no_position_has_passed_are_not_counted(books: ReplayLedger) -> None:
-    epochs = await books.claim()
-    await books.store.settle_replay(1, books.relay, {}, 0, [books.row(5), books.row(20)], epochs)
-    await books.settle(epochs, 10, 10)
+def test_rows_of_a_cancelled_replay_that_no_position_has_passed_are_not_counted(books: ReplayLedger) -> None:
+    epochs = books.claim()
+    books.store.settle_replay(1, books.relay, {}, 0, [books.row(5), books.row(20)], epochs)
+    books.settle(epochs, 10, 10)
     act(books.database, "cancel", 1)
     books.query("update outbox.shard set owner = null where sink = '~1' returning 1")
     for _ in range(3):
@@ -92,62 +89,36 @@ async def test_rows_of_a_cancelled_replay_that_no_position_has_passed_are_not_co
     assert (found["delivered"], found["dropped"], found["shards_left"]) == (9, 1, 0)
 
 
-async def test_a_dead_letter_waits_until_the_target_has_passed_its_event(books: ReplayLedger) -> None:
+@pytest.mark.fence("a dead letter of a replay is read again, or taken for one of the sink's first deliveries")
+def test_a_dead_letter_waits_until_the_target_has_passed_its_event(books: ReplayLedger) -> None:
     """Goes red when it is moved at once: the target would take the row for one of its own first delivery."""
     register(books.database, "t")
     number = start(books.database, to="t", since="PT1H")
-    epochs = await books.claim(number, "t")
-    assert await books.settle(epochs, 40, 40, books.row(5, "dead"), replay=number)
+    epochs = books.claim(number, "t")
+    assert books.settle(epochs, 40, 40, books.row(5, "dead"), replay=number)
     tend(books.database)
     tend(books.database)
     assert books.query(ROWS) == [(f"~{number}", "dead", None, True)]
     assert show(books.database, number)["state"] == "running"
     books.know_epochs("t")
-    await books.catch_up("t")
+    books.catch_up("t")
     tend(books.database)
     assert books.query(ROWS) == [("t", "dead", number, False)]
     assert show(books.database, number)["state"] == "done"
     assert counts(books.database, number) == (40, 39, 1, 0)
 
 
-async def test_an_event_that_is_erased_between_read_and_settlement_becomes_no_row(books: ReplayLedger) -> None:
+def test_an_event_that_is_erased_between_read_and_settlement_becomes_no_row(books: ReplayLedger) -> None:
     """Goes red when rows are made of the remains of an erasure: a husk would be delivered."""
-    epochs = await books.claim()
+    epochs = books.claim()
     books.query("update outbox.event set content_type = 'application/x-erased', payload = '' where id = 5 returning 1")
     with pytest.raises(DatabaseUnusable, match="no longer in the log"):
-        await books.settle(epochs, 40, 40, books.row(5), books.row(6))
+        books.settle(epochs, 40, 40, books.row(5), books.row(6))
     assert books.query("select id from outbox.delivery") == []
     assert counts(books.database, 1)[1] == 0
 
 
-def test_a_rename_waits_for_dead_letters_that_are_being_moved(database: Database) -> None:
-    """Goes red when rows are moved before the replay is locked: these would stay under the old name."""
-    register(database, "s")
-    call(database, "select outbox.emit('t', '1')")
-    start(database, to="s", since="PT1H")
-    call(
-        database,
-        "insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, content_type, created_at) "
-        "select '~1', id, shard, 'dead', true, now(), uid, type, coalesce(content_type, 'application/json'), "
-        "created_at from outbox.event",
-    )
-    call(database, "update outbox.replay_progress set last_ids = array_fill(100::bigint, array[64])")
-    call(database, "update outbox.progress set a_seq = 100, a_snapshot = pg_current_snapshot(), a_next = 100")
-    with database.connect() as tending:
-        tending.execute("select outbox_internal.tend_replay(1)")
-        renaming = threading.Thread(target=rename, args=(database, "s", "new"))
-        renaming.start()
-        until(lambda: waits(database), seconds=20, what="the rename waits")
-        tending.commit()
-    renaming.join(20)
-    assert query(database, ROWS) == [("new", "dead", 1, False)]
-
-
-def waits(database: Database) -> bool:
-    """Return True while a session waits for a row."""
-    return bool(query(database, "select from pg_locks where not granted and locktype in ('transactionid', 'tuple')"))
-
-
+@pytest.mark.fence("a sink is renamed or removed while it gets dead letters of a replay")
 def test_the_replay_of_a_removed_sink_leaves_nothing_to_a_new_one_of_its_name(database: Database) -> None:
     """Goes red when dead letters are moved by the name of the target."""
     register(database, "s")
@@ -174,6 +145,7 @@ def test_the_replay_of_a_removed_sink_leaves_nothing_to_a_new_one_of_its_name(da
 # -- days --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fence("a day is emptied that a replay may read")
 def test_a_replay_keeps_the_days_that_it_may_still_read(database: Database) -> None:
     """Goes red when outbox_internal.retention_blockers leaves replays out."""
     with database.connect(autocommit=True) as connection:
@@ -221,51 +193,6 @@ def test_a_range_that_the_log_no_longer_has_is_refused_with_the_oldest_day(datab
     assert start(database, to="s", since=f"{date_ago(9)}T00:00:00Z") == 1
 
 
-def test_a_replay_that_starts_after_a_check_has_the_day_checked_again(database: Database) -> None:
-    """Goes red when a start does not raise the counter of configurations."""
-    with database.connect(autocommit=True) as connection:
-        fill_days(connection, 12, 12)
-        keep(connection, 5)
-        days.register(connection, "s", "now")
-        emit_ago(connection, 0)
-        lease = connection.execute(
-            "select lease from outbox_internal.begin_retention(gen_random_uuid(), 'x', 60)"
-        ).fetchone()
-        assert lease
-        connection.execute("select outbox_internal.check_day(%s::date, %s)", (date_ago(12), lease[0]))
-        start(database, to="s", since=f"{date_ago(12)}T00:00:00Z")
-        emptied = connection.execute(
-            f"select outbox_internal.empty_day('{date_ago(12)}', {lease[0]}, 3)".encode()
-        ).fetchone()
-    assert emptied == ("again",)
-    assert query(database, f"select count(*) from outbox.{table_ago(12)}") == [(3,)]
-
-
-def test_a_replay_that_ends_after_a_check_needs_no_new_counter(database: Database) -> None:
-    """Goes red when a check that found a keeper lets the day be emptied."""
-    with database.connect(autocommit=True) as connection:
-        fill_days(connection, 12, 12)
-        keep(connection, 5)
-        days.register(connection, "s", "now")
-        emit_ago(connection, 0)
-        start(database, to="s", since=f"{date_ago(12)}T00:00:00Z")
-        lease = connection.execute(
-            "select lease from outbox_internal.begin_retention(gen_random_uuid(), 'x', 60)"
-        ).fetchone()
-        assert lease
-        check, empty = (
-            f"select kept_by <> '[]' from outbox_internal.check_day('{date_ago(12)}', {lease[0]})".encode(),
-            f"select outbox_internal.empty_day('{date_ago(12)}', {lease[0]}, 3)".encode(),
-        )
-        assert connection.execute(check).fetchall() == [(True,)]
-        before = query(database, "select config from outbox.meta")
-        act(database, "cancel", 1)
-        assert query(database, "select config from outbox.meta") == before
-        assert connection.execute(empty).fetchall() == [("again",)]
-        assert connection.execute(check).fetchall() == [(False,)]
-        assert connection.execute(empty).fetchall() == [("emptied",)]
-
-
 # -- rate and counting -------------------------------------------------------------------------------------------
 
 
@@ -280,28 +207,3 @@ def test_the_rate_saves_up_one_second_at_most_and_owes_what_was_taken_too_much(d
     [(owed,)] = query(database, "select outbox_internal.spend_replay(1, 200)")
     assert -151 <= owed <= -100
     assert query(database, "select outbox_internal.spend_replay(99, 1)") == [(None,)]
-
-
-async def test_a_step_of_one_replay_does_not_wait_for_another(books: ReplayLedger) -> None:
-    start(books.database, since="PT1H")
-    with books.database.connect() as other:
-        other.execute("select from outbox.replay where id = 1 for update")
-        await asyncio.to_thread(tend, books.database)
-        assert show(books.database, 2)["total_exact"]
-        assert not show(books.database, 1)["total_exact"]
-    tend(books.database)
-    assert show(books.database, 1)["total_exact"]
-
-
-def test_no_more_than_a_hundred_replays_may_be_unfinished(database: Database) -> None:
-    register(database, "s")
-    call(database, "select outbox.emit('t', '1')")
-    start(database, to="s", since="PT1H")
-    call(
-        database,
-        "insert into outbox.replay (sink, target, redirected, from_id, upto_id, floor, a_seqs, a_snapshots, a_nexts, "
-        "b_snapshots, last_ids, counted_upto) select sink, target, redirected, from_id, upto_id, floor, a_seqs, "
-        "a_snapshots, a_nexts, b_snapshots, last_ids, counted_upto from outbox.replay, generate_series(2, 100)",
-    )
-    with pytest.raises(psycopg.Error, match="100 replays have not ended"):
-        start(database, to="s", since="PT1H")

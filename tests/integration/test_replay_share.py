@@ -13,7 +13,7 @@ from tests.support.deliveries import delivered, emit, has
 from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import running, spec
 from tests.support.replays import Clients, ended, start
-from tests.support.wait import auntil
+from tests.support.wait import until
 
 SLOTS = 16
 KEYS = [f"k{n}" for n in range(60)]
@@ -53,80 +53,80 @@ class Destination:
 
 
 @pytest.mark.slow
-async def test_a_replay_takes_a_quarter_of_the_requests(database: Database) -> None:
+def test_a_replay_takes_a_quarter_of_the_requests(database: Database) -> None:
     """Goes red when a replay gets all slots, or when two replays get a quarter each."""
     destination = Destination()
     sink, clients = destination.sink(), destination.clients()
-    async with running(database.dsn, (spec("s"), sink), replay_client=clients):
-        await delivered(sink, emit(database, KEYS))
-        await has(database, PASSED)
-        await ended(database, start(database, since="PT1H"))
+    with running(database.dsn, (spec("s"), sink), replay_client=clients):
+        delivered(sink, emit(database, KEYS))
+        has(database, PASSED)
+        ended(database, start(database, since="PT1H"))
         assert destination.most == SLOTS // 4
         destination.most = 0
         with database.connect() as connection:
             connection.execute("update outbox.sink set paused = true")
-        await has(database, "select from outbox.shard where sink = 's' and owner is not null having count(*) = 0")
+        has(database, "select from outbox.shard where sink = 's' and owner is not null having count(*) = 0")
         both = [start(database, since="PT1H") for _ in range(2)]
         with database.connect() as connection:
             connection.execute("update outbox.sink set paused = false")
         for number in both:
-            await ended(database, number)
+            ended(database, number)
     assert destination.most <= SLOTS // 4
     assert [slots for number, slots, _ in clients.made if number == 1] == [SLOTS // 4]
 
 
 @pytest.mark.slow
-async def test_failures_of_a_replay_do_not_open_the_circuit_of_its_sink(database: Database) -> None:
+def test_failures_of_a_replay_do_not_open_the_circuit_of_its_sink(database: Database) -> None:
     """Goes red when a replay reports its circuit under the name of the sink, or shares its breaker."""
     destination = Destination()
     destination.down_for_replays = True
     sink, clients = destination.sink(), destination.clients()
-    async with running(database.dsn, (spec("s"), sink), replay_client=clients) as harness:
-        await delivered(sink, emit(database, KEYS))
-        await has(database, PASSED)
+    with running(database.dsn, (spec("s"), sink), replay_client=clients) as harness:
+        delivered(sink, emit(database, KEYS))
+        has(database, PASSED)
         number = start(database, since="PT1H")
         replays = harness.replays
         assert replays is not None
 
-        async def opened() -> bool:
-            return any(relay.circuit != "closed" for relay in replays.relays.values())
+        def opened() -> bool:
+            return any(served.loop.circuit != "closed" for served in replays.sinks.values())
 
-        await auntil(opened, seconds=20, what="the circuit of the replay is open")
+        until(opened, seconds=20, what="the circuit of the replay is open")
         before = destination.asked
 
-        async def probed() -> bool:
+        def probed() -> bool:
             return destination.asked >= before + 10
 
-        await auntil(probed, seconds=20, what="the replay probes, long after its first report")
+        until(probed, seconds=20, what="the replay probes, long after its first report")
         assert query(database, STATE) == [("closed", None)]
-        await delivered(sink, emit(database, KEYS[:20]))
+        delivered(sink, emit(database, KEYS[:20]))
         destination.down_for_replays = False
-        await ended(database, number)
+        ended(database, number)
     assert len(set(clients.ids(number))) == len(KEYS)
 
 
 @pytest.mark.slow
-async def test_an_open_circuit_of_the_sink_pauses_its_replay(database: Database) -> None:
+def test_an_open_circuit_of_the_sink_pauses_its_replay(database: Database) -> None:
     """Goes red when a replay sends whatever the circuit of its target is."""
     destination = Destination()
     sink, clients = destination.sink(), destination.clients()
-    async with running(database.dsn, (spec("s"), sink), replay_client=clients):
+    with running(database.dsn, (spec("s"), sink), replay_client=clients):
         wanted = emit(database, KEYS)
-        await delivered(sink, wanted)
-        await has(database, PASSED)
+        delivered(sink, wanted)
+        has(database, PASSED)
         destination.down_for_sink = True
         late = emit(database, KEYS)
-        await has(database, f"{STATE} where circuit <> 'closed'")
+        has(database, f"{STATE} where circuit <> 'closed'")
         number = start(database, since="PT1H")
-        await has(database, SERVED)
+        has(database, SERVED)
         probes = len(sink.attempts)
 
-        async def probed() -> bool:
+        def probed() -> bool:
             return len(sink.attempts) >= probes + 3
 
-        await auntil(probed, seconds=20, what="the destination is probed by the sink")
+        until(probed, seconds=20, what="the destination is probed by the sink")
         assert destination.asked == 0
         destination.down_for_sink = False
-        await delivered(sink, late)
-        await ended(database, number)
+        delivered(sink, late)
+        ended(database, number)
     assert set(clients.ids(number)) >= set(wanted)

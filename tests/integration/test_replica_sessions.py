@@ -8,7 +8,6 @@ import pytest
 
 from outbox_relay.domain.errors import DatabaseUnusable
 from outbox_relay.postgres.migrations import migrate
-from outbox_relay.postgres.session_settings import CORRECTED_SETTINGS, CORRECTION
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit
 from tests.support.memory_sink import MemorySink
@@ -31,53 +30,49 @@ def run(database: Database, *statements: str) -> None:
             connection.execute(statement.encode())
 
 
-def test_the_statement_corrects_every_setting() -> None:
-    assert all(f"('{name}', '{value}')" in CORRECTION for name, value in CORRECTED_SETTINGS.items())
-
-
-async def test_a_relay_refuses_sessions_without_triggers_and_names_the_setting(database: Database, relay: str) -> None:
+def test_a_relay_refuses_sessions_without_triggers_and_names_the_setting(database: Database, relay: str) -> None:
     run(database, REPLICA.format(relay, database.name))
     store = CountingStore(database.dsn_as(relay))
     try:
         with pytest.raises(DatabaseUnusable, match=r"session_replication_role.*alter role ROLE reset"):
-            await store.open()
+            store.open()
     finally:
-        await store.close()
+        store.close()
 
 
-async def test_migrate_mends_the_default_of_a_relays_role(database: Database, relay: str) -> None:
+def test_migrate_mends_the_default_of_a_relays_role(database: Database, relay: str) -> None:
     run(database, REPLICA.format(relay, database.name))
     [note] = migrate(database.dsn, role_settings=True).notes
     assert "session_replication_role = 'replica'" in note
-    await _delivers(database, relay)
+    _delivers(database, relay)
     assert migrate(database.dsn).notes == ()
 
 
-async def test_triggers_fire_in_the_sessions_of_a_superuser_with_such_a_default(database: Database) -> None:
+def test_triggers_fire_in_the_sessions_of_a_superuser_with_such_a_default(database: Database) -> None:
     run(database, f"alter database {database.name} set session_replication_role = replica")
-    await _delivers(database, "postgres")
+    _delivers(database, "postgres")
     store = CountingStore(database.dsn)
-    await store.open()
-    await store.pause_sink("s", "no use")
-    await store.close()
+    store.open()
+    store.pause_sink("s", "no use")
+    store.close()
     # A trigger records it, and nothing else does.
     assert query(database, "select action from outbox.audit where sink = 's'") == [("pause",)]
     run(database, f"alter database {database.name} reset session_replication_role")
 
 
 @pytest.mark.slow
-async def test_views_are_read_whatever_the_database_restricts(database: Database, relay: str) -> None:
+def test_views_are_read_whatever_the_database_restricts(database: Database, relay: str) -> None:
     with database.connect() as connection:
         if connection.execute("select current_setting('restrict_nonsystem_relation_kind', true)").fetchone() == (None,):
             pytest.skip("this server has no such setting")
     run(database, f"alter database {database.name} set restrict_nonsystem_relation_kind = 'view'")
-    await _delivers(database, relay)
+    _delivers(database, relay)
     migrate(database.dsn)
     run(database, f"alter role {relay} in database {database.name} reset all")
-    await _delivers(database, relay)
+    _delivers(database, relay)
 
 
-async def _delivers(database: Database, role: str) -> None:
+def _delivers(database: Database, role: str) -> None:
     sink = MemorySink()
-    async with running(database.dsn_as(role), (spec("s"), sink)):
-        await delivered(sink, emit(database, ["a", None]))
+    with running(database.dsn_as(role), (spec("s"), sink)):
+        delivered(sink, emit(database, ["a", None]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from tests.support.pgbouncer import PgBouncer
 from tests.support.postgres import PostgresServer
 from tests.support.relay_harness import LOST, CountingStore, running, spec
 from tests.support.sink_actions import register
-from tests.support.wait import auntil, becomes, until
+from tests.support.wait import becomes, until
 
 AHEAD = 3000
 """Transactions by which the first cluster of a drill is ahead of a new one."""
@@ -51,37 +50,37 @@ def do(database: Database, statement: str) -> None:
         connection.execute(statement.encode())
 
 
-async def relayed(database: Database, wanted: list[str], *, start: str = "beginning", name: str = "s") -> list[str]:
+def relayed(database: Database, wanted: list[str], *, start: str = "beginning", name: str = "s") -> list[str]:
     """Run a relay until all of `wanted` was delivered and every shard stands at the end; returns the uids delivered."""
     sink = MemorySink()
-    async with running(database.dsn, (spec(name, start=start), sink), lease_seconds=3) as harness:
+    with running(database.dsn, (spec(name, start=start), sink), lease_seconds=3) as harness:
 
-        async def fact() -> bool:
+        def fact() -> bool:
             return not set(wanted) - {event.uid for event in sink.delivered}
 
-        await auntil(fact, seconds=30, what=f"{len(wanted)} events are delivered")
-        await harness.settled()
-        await harness.stop()
+        until(fact, seconds=30, what=f"{len(wanted)} events are delivered")
+        harness.settled()
+        harness.stop()
     return [event.uid for event in sink.delivered]
 
 
-async def refused(database: Database) -> str:
+def refused(database: Database) -> str:
     """Return why no relay may run on a database."""
     store = CountingStore(database.dsn)
-    await store.open()
+    store.open()
     try:
         with pytest.raises(DatabaseUnusable, match="rebase") as error:
-            await store.floor()
+            store.floor()
         with pytest.raises(DatabaseUnusable, match="rebase"):
-            await store.tick()
+            store.tick()
     finally:
-        await store.close()
+        store.close()
     return str(error.value)
 
 
-async def backlog(database: Database) -> tuple[int, bool]:
+def backlog(database: Database) -> tuple[int, bool]:
     """Return the backlog of sink ``s``."""
-    async with ledger(database) as books:
+    with ledger(database) as books:
         return books.query("select events, exact from outbox_internal.backlog('s', null, 10000, 5.0)")[0]
 
 
@@ -105,46 +104,46 @@ def dump_and_restore(source: Database, server: PostgresServer, name: str = "rest
     return Database(server, name)
 
 
+@pytest.mark.fence("positions of another cluster are applied to a restored log")
 @pytest.mark.parametrize(
     "caught_up",
     [False, pytest.param(True, marks=pytest.mark.slow)],
     ids=["its numbers are ahead", "the new cluster has caught up"],
 )
-async def test_a_dump_restored_into_another_cluster_loses_nothing(
-    own_postgres: PostgresServer, caught_up: bool
-) -> None:
+def test_a_dump_restored_into_another_cluster_loses_nothing(own_postgres: PostgresServer, caught_up: bool) -> None:
     with shop(own_postgres) as old, PostgresServer() as server:
         burn(old, AHEAD)
         before = emit(old)
-        assert await relayed(old, before) == before
+        assert relayed(old, before) == before
         waiting = emit(old)
         new = dump_and_restore(old, server)
         between = emit(new)
-        assert "another cluster" in await refused(new)
+        assert "another cluster" in refused(new)
         if caught_up:
             burn(new, 4 * AHEAD)
             between += emit(new)
-            assert "another cluster" in await refused(new)
+            assert "another cluster" in refused(new)
         rebase(new.dsn)
-        assert await backlog(new) == (len(waiting + between), True)
-        assert await relayed(new, waiting + between) == waiting + between, "what was settled is not repeated"
+        assert backlog(new) == (len(waiting + between), True)
+        assert relayed(new, waiting + between) == waiting + between, "what was settled is not repeated"
         after = emit(new)
-        assert await relayed(new, after) == after
+        assert relayed(new, after) == after
         every = [*before, *waiting, *between, *after]
-        assert sorted(await relayed(new, every, name="later")) == sorted(every), "a sink from the beginning"
+        assert sorted(relayed(new, every, name="later")) == sorted(every), "a sink from the beginning"
 
 
+@pytest.mark.fence("data is moved into a schema that migrate made, whose own row names the new cluster")
 @pytest.mark.slow
 @pytest.mark.parametrize("caught_up", [False, True], ids=["its numbers are ahead", "the new cluster has caught up"])
 @pytest.mark.parametrize("options", [(), ("--disable-triggers",)], ids=["", "without triggers"])
-async def test_data_that_is_moved_into_a_migrated_schema_loses_nothing(
+def test_data_that_is_moved_into_a_migrated_schema_loses_nothing(
     own_postgres: PostgresServer, caught_up: bool, options: tuple[str, ...]
 ) -> None:
     """Only the data is dumped: ``outbox.meta`` has its row already, which names the new cluster."""
     with shop(own_postgres) as old, PostgresServer() as server, shop(server, "moved") as new:
         burn(old, AHEAD)
         before = emit(old)
-        assert await relayed(old, before) == before
+        assert relayed(old, before) == before
         waiting = emit(old)
         file = own_postgres.directory / "data.sql"
         own_postgres.run("pg_dump", "--data-only", "-n", "outbox", *options, "-f", file, old.dsn)
@@ -155,50 +154,26 @@ async def test_data_that_is_moved_into_a_migrated_schema_loses_nothing(
             burn(new, 4 * AHEAD)
             between += emit(new)
         store = CountingStore(new.dsn)
-        await store.open()
+        store.open()
         with pytest.raises(DatabaseUnusable, match="another cluster"):
-            await store.floor()
+            store.floor()
         if not options:
             with pytest.raises(DatabaseUnusable, match="another cluster"):
-                await store.tick()
-        await store.close()
+                store.tick()
+        store.close()
         rebase(new.dsn)
-        assert await relayed(new, waiting + between) == waiting + between, "what was settled is not repeated"
+        assert relayed(new, waiting + between) == waiting + between, "what was settled is not repeated"
         after = emit(new)
-        assert await relayed(new, after) == after
-
-
-@pytest.mark.slow
-async def test_a_second_restore_in_a_row_loses_nothing(own_postgres: PostgresServer) -> None:
-    """The second while the window of the first is still open, and after events of the cluster between."""
-    with shop(own_postgres) as first, PostgresServer() as server:
-        burn(first, AHEAD)
-        before = emit(first)
-        assert await relayed(first, before) == before
-        waiting = emit(first)
-        second = dump_and_restore(first, server, "second")
-        waiting += emit(second)
-        rebase(second.dsn)
-        waiting += emit(second)
-        with PostgresServer() as last:
-            third = dump_and_restore(second, last, "third")
-            waiting += emit(third)
-            await refused(third)
-            rebase(third.dsn)
-            waiting += emit(third)
-            rebase(third.dsn)
-            waiting += emit(third)
-            assert await backlog(third) == (len(waiting), True)
-            assert await relayed(third, waiting) == waiting
+        assert relayed(new, after) == after
 
 
 @pytest.mark.slow  # has a server of its own
-async def test_events_of_a_sequence_that_was_left_behind_get_new_ids(own_postgres: PostgresServer) -> None:
+def test_events_of_a_sequence_that_was_left_behind_get_new_ids(own_postgres: PostgresServer) -> None:
     """As logical replication leaves it: rows are copied, sequences are not."""
     with shop(own_postgres) as old, PostgresServer() as server:
         burn(old, AHEAD)
         before = emit(old, 6)
-        assert await relayed(old, before) == before
+        assert relayed(old, before) == before
         do(old, "delete from outbox.event where id = 5")  # a number that no event has, as after a rollback
         waiting = emit(old, 2)
         new = dump_and_restore(old, server)
@@ -213,38 +188,38 @@ async def test_events_of_a_sequence_that_was_left_behind_get_new_ids(own_postgre
         with new.connect() as connection:
             ids = connection.execute("select id from outbox.event").fetchall()
         assert len(ids) == len(set(ids))
-        got = await relayed(new, waiting + between)
+        got = relayed(new, waiting + between)
         assert set(got) >= set(waiting + between)
         after = emit(new)
-        assert await relayed(new, after) == after
+        assert relayed(new, after) == after
 
 
 @pytest.mark.slow
-async def test_a_sequence_left_behind_that_has_caught_up_with_the_log_is_found(own_postgres: PostgresServer) -> None:
+def test_a_sequence_left_behind_that_has_caught_up_with_the_log_is_found(own_postgres: PostgresServer) -> None:
     with shop(own_postgres) as old, PostgresServer() as server:
         before = emit(old, 4)
-        assert await relayed(old, before) == before
+        assert relayed(old, before) == before
         new = dump_and_restore(old, server)
         do(new, "select setval('outbox.event_id_seq', 1, false)")
         between = emit(new, 9)
         rebase(new.dsn)
-        assert set(await relayed(new, between)) >= set(between)
+        assert set(relayed(new, between)) >= set(between)
 
 
 @pytest.mark.slow
-async def test_a_transaction_that_was_late_for_a_position_is_read_after_a_restore(own_postgres: PostgresServer) -> None:
+def test_a_transaction_that_was_late_for_a_position_is_read_after_a_restore(own_postgres: PostgresServer) -> None:
     with shop(own_postgres) as old, PostgresServer() as server:
         burn(old, AHEAD)
         with old.connect() as late:
             row = late.execute("select outbox.emit('t', '{}', key => 'late')::text").fetchone()
             assert row
             seen = emit(old)
-            assert await relayed(old, seen) == seen
+            assert relayed(old, seen) == seen
             late.commit()
         new = dump_and_restore(old, server)
         between = emit(new)
         rebase(new.dsn)
-        assert set(await relayed(new, [row[0], *between])) >= {row[0], *between}
+        assert set(relayed(new, [row[0], *between])) >= {row[0], *between}
 
 
 def mark_as_discarded(database: Database, uid: str) -> None:
@@ -253,63 +228,63 @@ def mark_as_discarded(database: Database, uid: str) -> None:
                  f"select 's', id, uid, 'test' from outbox.event where uid = '{uid}'")  # fmt: skip
 
 
+@pytest.mark.fence("an event that was discarded is read again, as after a restore")
 @pytest.mark.slow
-async def test_what_was_discarded_is_not_delivered_after_a_restore(own_postgres: PostgresServer) -> None:
+def test_what_was_discarded_is_not_delivered_after_a_restore(own_postgres: PostgresServer) -> None:
     """The position goes back before an event that was late for it, and so before what was settled behind that."""
     with shop(own_postgres) as old, PostgresServer() as server:
         with old.connect() as late:
             row = late.execute("select outbox.emit('t', '{}', key => 'k1')::text").fetchone()
             assert row
             seen = emit(old) + emit(old)
-            assert await relayed(old, seen) == seen
+            assert relayed(old, seen) == seen
             mark_as_discarded(old, seen[1])
             late.commit()
         new = dump_and_restore(old, server)
         rebase(new.dsn)
         again = [row[0], seen[0], *seen[2:]]
-        assert await relayed(new, again) == again, "all but the discarded event is delivered again"
+        assert relayed(new, again) == again, "all but the discarded event is delivered again"
 
 
 @pytest.mark.slow
-async def test_marks_of_discarded_events_follow_them_to_new_ids(own_postgres: PostgresServer) -> None:
+def test_marks_of_discarded_events_follow_them_to_new_ids(own_postgres: PostgresServer) -> None:
     """Copied events look as if this cluster had emitted them if its transaction numbers are ahead."""
     with shop(own_postgres) as old, PostgresServer() as server:
         before = emit(old, 6)
-        assert await relayed(old, before) == before
+        assert relayed(old, before) == before
         mark_as_discarded(old, before[2])
         burn(Database(server, "postgres"), AHEAD)
         new = dump_and_restore(old, server)
         do(new, "select setval('outbox.event_id_seq', 4)")
         rebase(new.dsn)
         again = [before[0], before[1], before[3]]
-        assert await relayed(new, again) == again
+        assert relayed(new, again) == again
 
 
 @pytest.mark.slow
-async def test_rebase_of_a_log_that_is_settled_repeats_nothing(own_postgres: PostgresServer) -> None:
+def test_rebase_of_a_log_that_is_settled_repeats_nothing(own_postgres: PostgresServer) -> None:
     with shop(own_postgres) as database:
         before = emit(database, 30)
-        assert await relayed(database, before) == before
+        assert relayed(database, before) == before
         do(database, "update outbox.meta set system_identifier = 7")
-        await refused(database)
+        refused(database)
         rebase(database.dsn)
-        assert await backlog(database) == (0, True)
+        assert backlog(database) == (0, True)
         after = emit(database)
-        assert await relayed(database, after) == after
+        assert relayed(database, after) == after
 
 
-async def test_rebase_names_the_relays_that_run(own_postgres: PostgresServer) -> None:
-    with shop(own_postgres) as database:
-        async with running(database.dsn, (spec("s"), MemorySink())) as harness:
-            await harness.owns_all()
-            with pytest.raises(
-                DatabaseUnusable, match=r"relays are running: harness \(seen \d+ s ago\); stop every relay first"
-            ):
-                await asyncio.to_thread(rebase, database.dsn)
+def test_rebase_names_the_relays_that_run(own_postgres: PostgresServer) -> None:
+    with shop(own_postgres) as database, running(database.dsn, (spec("s"), MemorySink())) as harness:
+        harness.owns_all()
+        with pytest.raises(
+            DatabaseUnusable, match=r"relays are running: harness \(seen \d+ s ago\); stop every relay first"
+        ):
+            rebase(database.dsn)
 
 
 @pytest.mark.thorough
-async def test_point_in_time_recovery_needs_no_rebase() -> None:
+def test_point_in_time_recovery_needs_no_rebase() -> None:
     """A base backup and its WAL archive, recovered up to a name, in the same numbering."""
     account = unprivileged()
     archive = account.new_directory("outbox-archive-")
@@ -317,7 +292,7 @@ async def test_point_in_time_recovery_needs_no_rebase() -> None:
     with PostgresServer({"archive_mode": "on", "archive_command": command}) as server, shop(server) as database:
         burn(database, AHEAD)
         before = emit(database)
-        assert await relayed(database, before) == before
+        assert relayed(database, before) == before
         backup = server.directory / "backup"
         server.run("pg_basebackup", "-D", backup, "-c", "fast", "-d", server.dsn())
         kept = emit(database)
@@ -326,7 +301,7 @@ async def test_point_in_time_recovery_needs_no_rebase() -> None:
         do(database, "select pg_switch_wal()")
         recover(server, backup, archive)
         between = emit(database)
-        got = await relayed(database, kept + between)
+        got = relayed(database, kept + between)
         assert got == kept + between
         assert not set(gone) & set(got)
     shutil.rmtree(archive)
@@ -373,7 +348,7 @@ EXPECTED = {*LOST, "reload"}
 
 
 @pytest.mark.parametrize("start", ["beginning", "now"])
-async def test_sinks_whose_registration_a_restore_takes_back_are_registered_again(start: str) -> None:
+def test_sinks_whose_registration_a_restore_takes_back_are_registered_again(start: str) -> None:
     """Goes red when the relay waits for a restart, which passes over the events emitted meanwhile.
 
     The first sinks of a database begin at the beginning together, and do so again, though they are registered one by
@@ -386,20 +361,20 @@ async def test_sinks_whose_registration_a_restore_takes_back_are_registered_agai
         with backed_up(server) as restore:
             sinks = {name: MemorySink() for name in ("mail", "bill")}
             specs = [(spec(name, start=None), sink) for name, sink in sinks.items()]
-            async with running(database.dsn, *specs, lease_seconds=3, expects=EXPECTED) as harness:
-                await harness.owns_all()
+            with running(database.dsn, *specs, lease_seconds=3, expects=EXPECTED) as harness:
+                harness.owns_all()
                 before = emit(database)
                 for sink in sinks.values():
-                    await has_arrived(sink, before)
-                await harness.settled()
+                    has_arrived(sink, before)
+                harness.settled()
                 database.close()
                 restore()
                 names = "select from outbox.sink where name in ('mail', 'bill')"
-                await becomes(lambda: len(database.run(names)) == 2, "both are registered again")
+                becomes(lambda: len(database.run(names)) == 2, "both are registered again")
                 after = emit(database)
                 for sink in sinks.values():
-                    await has_arrived(sink, after)
-                await harness.settled()
+                    has_arrived(sink, after)
+                harness.settled()
     wanted = {"beginning": [*kept, *before, *kept, *after], "now": [*before, *after]}[start]
     assert {name: [event.uid for event in sink.delivered] for name, sink in sinks.items()} == dict.fromkeys(
         sinks, wanted
@@ -407,7 +382,7 @@ async def test_sinks_whose_registration_a_restore_takes_back_are_registered_agai
 
 
 @pytest.mark.slow
-async def test_sinks_are_registered_again_behind_a_pooler_that_leads_to_an_earlier_state() -> None:
+def test_sinks_are_registered_again_behind_a_pooler_that_leads_to_an_earlier_state() -> None:
     """A switchover: no connection of the relay ends. Goes red when only lost connections make it look again."""
     with (
         PostgresServer() as server,
@@ -418,58 +393,47 @@ async def test_sinks_are_registered_again_behind_a_pooler_that_leads_to_an_earli
         sinks = {name: MemorySink() for name in ("mail", "bill")}
         specs = [(spec(name), sink) for name, sink in sinks.items()]
         options: Any = {"pooler": True, "listen": False, "expects": EXPECTED}
-        async with running(pooler.dsn("shop"), *specs, **options) as harness:
-            await harness.owns_all()
+        with running(pooler.dsn("shop"), *specs, **options) as harness:
+            harness.owns_all()
             before = emit(database)
             for sink in sinks.values():
-                await has_arrived(sink, before)
-            await harness.settled()
+                has_arrived(sink, before)
+            harness.settled()
             database.close()
-            await asyncio.to_thread(pooler.pause)
-            await asyncio.to_thread(restore)
-            await asyncio.to_thread(pooler.resume)
+            pooler.pause()
+            restore()
+            pooler.resume()
             names = "select from outbox.sink where name in ('mail', 'bill')"
-            await becomes(lambda: len(database.run(names)) == 2, "both are registered again")
+            becomes(lambda: len(database.run(names)) == 2, "both are registered again")
             after = emit(database)
             for sink in sinks.values():
-                await has_arrived(sink, after)
+                has_arrived(sink, after)
     assert {name: [event.uid for event in sink.delivered] for name, sink in sinks.items()} == dict.fromkeys(
         sinks, before + after
     )
 
 
-async def test_a_sink_whose_row_is_deleted_by_hand_stays_away_after_a_restart_too(
+@pytest.mark.fence("a relay registers a sink again that a person removed, or that others have registered")
+def test_a_sink_whose_row_is_deleted_by_hand_stays_away_after_a_restart_too(
     own_postgres: PostgresServer,
 ) -> None:
     expects = {"lease_lost", *EXPECTED}
-    with shop(own_postgres) as database:
-        async with running(database.dsn, (spec("s"), MemorySink()), lease_seconds=3, expects=expects) as harness:
-            await harness.owns_all()
-            registration = harness.relays[0].registration
-            do(database, "delete from outbox.sink")
-            await becomes(lambda: registration.seen_in is None, "the relay knows it")
-            database.close()
-            own_postgres.stop("fast")
-            own_postgres.start()
-            began = registration.began
-            await becomes(lambda: registration.began is not began, "a session has begun")
-            known_at = harness.lease_manager.answered_at
-            await becomes(lambda: harness.lease_manager.answered_at > known_at + 2, "it looks again")
-            assert database.run("select from outbox.sink") == []
+    with (
+        shop(own_postgres) as database,
+        running(database.dsn, (spec("s"), MemorySink()), lease_seconds=3, expects=expects) as harness,
+    ):
+        harness.owns_all()
+        registration = harness.loops[0].registration
+        do(database, "delete from outbox.sink")
+        becomes(lambda: registration.seen_in is None, "the relay knows it")
+        database.close()
+        own_postgres.stop("fast")
+        own_postgres.start()
+        known_at = harness.keeper.answered_at
+        becomes(lambda: harness.keeper.answered_at > known_at + 2, "it looks again")
+        assert database.run("select from outbox.sink") == []
 
 
-async def test_a_sink_that_is_there_is_left_as_it_is(database: Database) -> None:
-    """Another relay may have registered it with other patterns. Goes red when the patterns are changed."""
-    async with ledger(database) as books:
-        await books.register(("s", ["a"], "beginning"))
-        result = await books.store.tick()
-        given = ("now", result.tick)
-        again = await books.store.register_missing_sink("s", ["b"], *given, queued=False, server=result.incarnation)
-        new = await books.store.register_missing_sink("t", ["b"], *given, queued=False, server=result.incarnation)
-        assert (again, new is not None) == (None, True)
-        assert books.query("select name, patterns from outbox.sink order by 1") == [("s", ["a"]), ("t", ["b"])]
-
-
-async def has_arrived(sink: MemorySink, uids: list[str]) -> None:
+def has_arrived(sink: MemorySink, uids: list[str]) -> None:
     """Wait until the sink has all of these events."""
-    await becomes(lambda: not set(uids) - {event.uid for event in sink.delivered}, f"{len(uids)} events are delivered")
+    becomes(lambda: not set(uids) - {event.uid for event in sink.delivered}, f"{len(uids)} events are delivered")

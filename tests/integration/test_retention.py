@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from typing import Any
-from uuid import uuid4
 
-import psycopg
 import pytest
 from psycopg import errors
 
-from outbox_relay.admin.render_retention import NO_FILE
 from outbox_relay.domain.errors import StatementFailed
 from outbox_relay.postgres.retention_statements import DayCheck
 from outbox_relay.postgres.store import Store
-from tests.support.command import inside
 from tests.support.database import Database
 from tests.support.days import (
     DEAD,
@@ -28,9 +24,7 @@ from tests.support.days import (
     keep,
     one,
     register,
-    relay_says,
     retention,
-    said,
     table_ago,
 )
 from tests.support.replays import act, start
@@ -89,51 +83,6 @@ def test_each_day_of_forty_is_kept_by_what_needs_it_alone(database: Database, ow
     assert one(owner, "select sum(count) from outbox.audit where action = 'retention'") == 3 * 33
 
 
-def test_status_names_the_days_that_are_kept_and_since_when(database: Database, owner: Connection) -> None:
-    fill_days(owner, 12, 11)
-    emit_ago(owner, 0)
-    register(owner, "crm", "beginning")
-    keep(owner, 5)
-    retention(database, "run")
-    found = inside("status", "--json", "--dsn", database.dsn).json["retention"]
-    assert (found["keep_days"], found["hold_until"], len(found["blocked"])) == (5, None, 2)
-    [first, _] = found["blocked"]
-    [keeper] = first["kept_by"]
-    assert (first["day"], keeper["kind"], keeper["name"], keeper["shards"]) == (date_ago(12), "sink", "crm", 64)
-    since = keeper["since"]
-    retention(database, "run")
-    assert inside("status", "--json", "--dsn", database.dsn).json["retention"]["blocked"][0]["since"] == since
-    assert "kept by sink crm" in inside("status", "--dsn", database.dsn).out
-    assert "sink crm with 64 shards" in retention(database, "status").out
-
-
-def test_status_says_what_keeps_a_day_now_though_no_pass_was_done_for_hours(
-    database: Database, owner: Connection
-) -> None:
-    fill_days(owner, 12, 12)
-    emit_ago(owner, 0)
-    register(owner, "crm", "beginning")
-    keep(owner, 5)
-    retention(database, "run")
-    assert "no pass" not in retention(database, "status").out
-    owner.execute("select outbox.drop_sink('crm', true, 1000, null, null)")
-    owner.execute("update outbox.retention set clock_mark = clock_mark - interval '3 hours'")
-    said = retention(database, "status").out
-    assert "no pass since 20" in said
-    assert "crm" not in said
-    blocked = inside("status", "--json", "--dsn", database.dsn).json["retention"]["blocked"]
-    assert [day["kept_by"] for day in blocked] == [[]]
-
-
-def test_a_database_without_due_days_says_so(database: Database, owner: Connection) -> None:
-    said = f"no day is past keep_days, 30: {NO_FILE}\n"
-    assert retention(database, "run").out == said
-    assert retention(database, "run", "--json").json["done"] == 0
-    keep(owner, 0)
-    assert "[retention]" in retention(database, "run").out
-    assert retention(database, "status", "--json").json["days"] == []
-
-
 @pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "not recorded either"])
 def test_a_day_whose_check_takes_too_long_does_not_stop_the_others(
     database: Database, owner: Connection, monkeypatch: pytest.MonkeyPatch, recorded: bool
@@ -143,12 +92,12 @@ def test_a_day_whose_check_takes_too_long_does_not_stop_the_others(
     keep(owner, 5)
     inner = Store.check_day
 
-    async def slow(self: Store, day: str, lease: int | None) -> DayCheck:
+    def slow(self: Store, day: str, lease: int | None) -> DayCheck:
         if day == date_ago(12):
             raise StatementFailed("canceling statement due to statement timeout", "57014")
-        return await inner(self, day, lease)
+        return inner(self, day, lease)
 
-    async def slow_record(*_: Any) -> None:
+    def slow_record(*_: Any) -> None:
         raise StatementFailed("canceling statement due to statement timeout", "57014")
 
     monkeypatch.setattr(Store, "check_day", slow)
@@ -156,29 +105,6 @@ def test_a_day_whose_check_takes_too_long_does_not_stop_the_others(
         monkeypatch.setattr(Store, "leave_day", slow_record)
     found = retention(database, "run", "--json").json
     assert (found["emptied"], list(found["kept"])) == ([date_ago(11)], [date_ago(12)])
-
-
-@pytest.mark.parametrize(
-    ("step", "name"),
-    [("due_days", "the list of days"), ("drop_day", "empty partitions"), ("discard_expired", "dead letters")],
-)
-def test_a_step_that_takes_too_long_does_not_stop_the_others(
-    database: Database, owner: Connection, monkeypatch: pytest.MonkeyPatch, step: str, name: str
-) -> None:
-    fill_days(owner, 12, 12)
-    owner.execute("select outbox.emit('t', '1', uid => gen_random_uuid())")
-    owner.execute("update outbox.uid set created_at = now() - interval '20 days'")
-    owner.execute("delete from outbox.event where uid in (select uid from outbox.uid)")
-    emit_ago(owner, 0)
-    keep(owner, 5, keep_uids_days=5)
-
-    async def slow(*_: Any) -> None:
-        raise StatementFailed("canceling statement due to statement timeout", "57014")
-
-    monkeypatch.setattr(Store, step, slow)
-    ended = retention(database, "run")
-    assert f"{name}: left: canceling statement" in ended.out
-    assert "uids removed: 1" in ended.out
 
 
 # -- what may change between the check and the lock -------------------------------------------------------------
@@ -201,6 +127,7 @@ def test_a_checked_day_is_emptied(owner: Connection, checked: int) -> None:
     assert events_of(owner, table_ago(12)) == 0
 
 
+@pytest.mark.fence("an event is committed into a day after it was checked")
 def test_an_event_that_is_committed_after_the_check_is_kept(database: Database, owner: Connection) -> None:
     fill_days(owner, 12, 12)
     emit_ago(owner, 0)
@@ -219,6 +146,7 @@ def test_an_event_that_is_committed_after_the_check_is_kept(database: Database, 
     assert empty(owner, date_ago(12), lease) == "emptied"
 
 
+@pytest.mark.fence("a sink is registered or moved back after the check")
 @pytest.mark.parametrize("start", ["beginning", "now"])
 def test_a_sink_that_is_registered_after_the_check_has_the_day_checked_again(
     owner: Connection, checked: int, start: str
@@ -271,26 +199,7 @@ def test_a_latecomer_of_a_sinks_tick_keeps_its_day(database: Database, owner: Co
     assert keeper["name"] == "crm"
 
 
-def test_a_reader_is_not_waited_for_and_is_named(database: Database, owner: Connection, checked: int) -> None:
-    with database.connect() as reader:
-        reader.execute("select count(*) from outbox.event")
-        assert empty(owner, date_ago(12), checked) == "locked"
-        named = one(owner, "select kept_by from outbox.day where emptied_at is null")
-        assert str(reader.info.backend_pid) in named[0]["name"]
-    assert empty(owner, date_ago(12), checked) == "emptied"
-
-
-def test_a_block_of_a_session_or_another_isolation_is_refused(database: Database, checked: int) -> None:
-    with database.connect() as connection:
-        connection.execute("select 1")
-        with pytest.raises(errors.InvalidTransactionState, match="of its own"):
-            empty(connection, date_ago(12), checked)
-        connection.rollback()
-        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        with pytest.raises(errors.InvalidTransactionState, match="must see what is committed"):
-            empty(connection, date_ago(12), checked)
-
-
+@pytest.mark.fence("two processes empty a day, or one that was stopped wakes up")
 def test_a_lease_that_another_process_has_claimed_counts_for_nothing(owner: Connection, checked: int) -> None:
     assert begin(owner) is None
     owner.execute("update outbox.retention set lease_until = now() - interval '1 second'")
@@ -321,6 +230,7 @@ def test_a_day_is_never_emptied_without_the_archive_that_the_policy_requires(own
 # -- clock, policy and restores ---------------------------------------------------------------------------------
 
 
+@pytest.mark.fence("the clock jumps ahead, and days are emptied too early")
 def test_a_clock_that_jumps_ahead_empties_nothing(database: Database, owner: Connection) -> None:
     fill_days(owner, 12, 11)
     keep(owner, 5)
@@ -334,94 +244,6 @@ def test_a_clock_that_jumps_ahead_empties_nothing(database: Database, owner: Con
     assert retention(database, "status", "--json").json["hold_until"]
     owner.execute("update outbox.retention set hold_until = now() - interval '1 second'")
     assert retention(database, "run", "--json").json["done"] == 2
-
-
-def test_a_clock_that_comes_back_ends_the_wait(database: Database, owner: Connection) -> None:
-    fill_days(owner, 12, 12)
-    keep(owner, 5)
-    owner.execute(
-        "update outbox.retention set clock_mark = now() + interval '1 year', hold_until = now() + interval '370 days',"
-        " owner = gen_random_uuid(), lease_until = now() + interval '1 year'"
-    )
-    assert retention(database, "run", "--json").json["done"] == 1
-
-
-@pytest.mark.parametrize(
-    ("files", "days"),
-    [
-        ([None], 30),
-        ([said(7)], 7),
-        ([said(7), None], 30),
-        ([said(7), said(90)], 90),
-        ([said(7), said(0), said(90)], 0),
-    ],
-)
-def test_the_largest_value_of_the_live_relays_counts(
-    owner: Connection, files: list[dict[str, Any] | None], days: int
-) -> None:
-    for each in files:
-        relay_says(owner, each)
-    relay_says(owner, said(365), "11 minutes")
-    owner.execute("select outbox_internal.begin_retention(%s, 'test', 60, true)", (uuid4(),))
-    assert one(owner, "select keep_days from outbox.retention") == days
-
-
-@pytest.mark.parametrize(
-    ("files", "days"),
-    [
-        ([None], 14),
-        ([said(7)], 7),
-        ([said(7), None], 14),
-        ([said(7), said(90)], 90),
-        ([said(7), said(0), said(90)], 0),
-    ],
-)
-def test_the_largest_number_of_days_of_the_live_relays_counts_for_attempts(
-    owner: Connection, files: list[dict[str, Any] | None], days: int
-) -> None:
-    for each in files:
-        relay_says(owner, each)
-    begin(owner)
-    assert one(owner, "select keep_attempts_days from outbox.retention") == days
-
-
-def test_more_is_kept_at_once_and_less_a_day_later_or_when_a_person_says_so(owner: Connection) -> None:
-    relay_says(owner, said(30))
-    me = uuid4()
-    begin(owner, me)
-    for days, expected in ((90, 90), (365, 365), (30, 365)):
-        owner.execute("delete from outbox.relay")
-        relay_says(owner, said(days))
-        begin(owner, me)
-        assert one(owner, "select keep_days from outbox.retention") == expected
-    owner.execute("update outbox.retention set lower_since = now() - interval '25 hours'")
-    begin(owner, me)
-    assert one(owner, "select keep_days from outbox.retention") == 30
-    owner.execute("delete from outbox.relay")
-    relay_says(owner, said(7, archive=True))
-    begin(owner, me)
-    assert one(owner, "select (keep_days, archive)::text from outbox.retention") == "(30,t)"
-    owner.execute("select outbox_internal.begin_retention(%s, 'test', 60, true)", (me,))
-    assert one(owner, "select keep_days from outbox.retention") == 7
-
-
-def test_a_new_database_keeps_30_days(database: Database) -> None:
-    with database.connect(autocommit=True) as connection:
-        assert one(connection, "select keep_days from outbox.retention") == 30
-
-
-def test_numbers_of_another_cluster_do_not_keep_a_day(owner: Connection) -> None:
-    fill_days(owner, 12, 12, 1000)
-    owner.execute("update outbox.event set xid = '1099511627776'::xid8")
-    register(owner, "crm", "beginning")
-    owner.execute("select outbox.rebase()")
-    emit_ago(owner, 0)
-    keep(owner, 5)
-    lease = begin(owner)
-    assert [keeper["name"] for keeper in check(owner, date_ago(12), lease)] == ["crm"]
-    owner.execute("select outbox.drop_sink('crm', true, 1000, null, null)")
-    assert check(owner, date_ago(12), lease) == []
-    assert empty(owner, date_ago(12), lease) == "emptied"
 
 
 def test_a_log_of_another_cluster_is_not_emptied_before_a_rebase(database: Database, owner: Connection) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from uuid import uuid4
 
 import pytest
 from psycopg import errors
@@ -41,19 +40,7 @@ def is_archived(connection: Connection, lease: int) -> bool:
     return one(connection, "select archived from outbox_internal.check_day(%s::date, %s)", date_ago(12), lease)
 
 
-def discard(connection: Connection, sink: str, row_id: int) -> None:
-    """Mark an event as discarded."""
-    connection.execute(
-        "insert into outbox.discarded (sink, id, uid, reason) values (%s, %s, %s, 'test')", (sink, row_id, uuid4())
-    )
-
-
 # -- rebase -----------------------------------------------------------------------------------------------------
-
-
-def test_a_rebase_is_recorded(owner: Connection) -> None:
-    floor = one(owner, "select outbox.rebase()")
-    assert one(owner, "select filter from outbox.audit where action = 'rebase'") == {"floor": floor}
 
 
 def test_an_archive_from_before_a_rebase_counts_for_nothing(owner: Connection, archived: int) -> None:
@@ -72,12 +59,6 @@ def test_an_archive_that_is_written_during_a_rebase_is_not_recorded(owner: Conne
     owner.execute("select outbox.rebase()")
     with pytest.raises(errors.ObjectNotInPrerequisiteState, match="no check"):
         owner.execute("select outbox_internal.record_archive(%s::date, %s, 'a', 'hash', 3)", (date_ago(12), lease))
-
-
-def test_ids_go_on_above_those_of_discarded_events(owner: Connection) -> None:
-    discard(owner, "crm", 5000)
-    assert one(owner, "select outbox.rebase()") >= 5000
-    assert emit_ago(owner, 0)[0] > 5000
 
 
 # -- archives ---------------------------------------------------------------------------------------------------
@@ -122,19 +103,3 @@ def test_a_lease_cannot_be_guessed(owner: Connection) -> None:
         owner.execute("select outbox_internal.end_retention(%s)", (lease,))
     assert len(set(leases)) == 5
     assert all(abs(lease - leases[0]) > 1000 for lease in leases[1:])
-
-
-@pytest.mark.parametrize("said", ["null", "0", "-5"])
-def test_the_audit_of_an_archived_day_counts_what_the_archive_has(owner: Connection, archived: int, said: str) -> None:
-    assert one(owner, f"select outbox_internal.empty_day('{date_ago(12)}', {archived}, {said})") == "emptied"
-    assert one(owner, "select count from outbox.audit where action = 'retention'") == 3
-
-
-def test_a_day_is_checked_without_a_look_at_the_default_partition(owner: Connection, archived: int) -> None:
-    scans = "select pg_stat_get_xact_numscans('outbox.event_default_created_at'::regclass)"
-    with owner.transaction():
-        before = one(owner, scans)
-        assert is_archived(owner, archived)
-        assert one(owner, scans) == before
-        owner.execute("select * from outbox_internal.past_days()")
-        assert one(owner, scans) > before

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from psycopg import IsolationLevel, errors
 
-from outbox_relay.postgres.migrations import migrate
 from tests.support.database import Database
 from tests.support.days import (
     DEAD,
@@ -27,7 +24,6 @@ from tests.support.days import (
     retention,
     table_ago,
 )
-from tests.support.roles import new_role
 
 
 @pytest.fixture
@@ -56,6 +52,7 @@ def test_old_events_of_the_default_partition_go_and_newer_ones_stay(database: Da
     assert retention(database, "run", "--json").json["done"] == 0
 
 
+@pytest.mark.fence("a partition with an event is removed")
 def test_an_empty_partition_is_removed_and_one_with_an_event_is_not(database: Database, owner: Connection) -> None:
     fill_days(owner, 12, 11)
     emit_ago(owner, 0)
@@ -81,23 +78,6 @@ def test_a_partition_is_not_removed_while_an_emitter_is_open(database: Database,
         app.execute("select outbox.emit('a', '1')")
         assert one(owner, f"select outbox_internal.drop_day({lease})") is None
     assert str(one(owner, f"select outbox_internal.drop_day({lease})")) == date_ago(12)
-
-
-@pytest.mark.parametrize(
-    ("keep_days", "lengths"), [(0, {31}), (1, {1}), (13, {1}), (14, {2}), (90, {12}), (3650, {31})]
-)
-def test_the_span_of_partitions_grows_with_the_retention(owner: Connection, keep_days: int, lengths: set[int]) -> None:
-    keep(owner, keep_days)
-    before = one(owner, "select array_agg(part::text) from outbox_internal.partitions()")
-    owner.execute("select outbox_internal.make_partitions(30)")
-    owner.execute("select outbox_internal.make_partitions(30)")
-    spans = owner.execute(
-        "select p.day, (p.upto at time zone 'UTC')::date from outbox_internal.partitions() p"
-        " where p.part::text <> all (%s) order by 1",
-        (before,),
-    ).fetchall()
-    assert {(upto - day).days for day, upto in spans} == lengths
-    assert [upto for _, upto in spans[:-1]] == [day for day, _ in spans[1:]]
 
 
 def test_uids_are_kept_while_an_event_or_a_row_has_them(database: Database, owner: Connection) -> None:
@@ -148,6 +128,7 @@ def discard_step(owner: Connection, most: int) -> tuple[Any, ...]:
     return found
 
 
+@pytest.mark.fence("a discarded event is read and delivered again")
 def test_a_dead_letter_that_would_be_read_again_is_not_discarded(owner: Connection) -> None:
     """A session that begins at the stored position delivers the event, which a mark would not prevent on version 2."""
     ids = emit_ago(owner, 0, 4)
@@ -164,138 +145,4 @@ def test_a_dead_letter_that_would_be_read_again_is_not_discarded(owner: Connecti
     assert discard_step(owner, 1000) == (4 - stale, False)
 
 
-def test_rows_that_are_left_do_not_hide_those_behind_them(owner: Connection) -> None:
-    ids = emit_ago(owner, 0, 5)
-    register(owner, "crm", "now")
-    dead_rows(owner, ids[:4], days=1)
-    dead_rows(owner, ids[4:])
-    keep(owner, 0, keep_dead_days=10)
-    assert [discard_step(owner, 2) for _ in range(4)] == [(0, True), (0, True), (1, False), (0, True)]
-
-
-def test_a_mark_has_the_id_of_the_log_and_replaces_an_older_one(owner: Connection) -> None:
-    [row_id] = emit_ago(owner, 0)
-    register(owner, "crm", "now")
-    dead_rows(owner, [row_id])
-    owner.execute("update outbox.delivery set id = id + 1000000")
-    owner.execute("insert into outbox.uid (uid, id) select uid, id from outbox.event")
-    owner.execute(
-        "insert into outbox.discarded (sink, id, uid, reason) values ('crm', %s, gen_random_uuid(), 'x')", (row_id,)
-    )
-    keep(owner, 0, keep_dead_days=10)
-    assert discard_step(owner, 1000) == (1, False)
-    uid = one(owner, "select uid from outbox.event")
-    assert owner.execute("select id, uid from outbox.discarded").fetchall() == [(row_id, uid)]
-
-
-MARK = "insert into outbox.discarded (sink, id, uid, at, reason) values (%s, %s, gen_random_uuid(), now() - %s, 'x')"
-
-
-def test_marks_go_a_week_after_the_discard_once_their_events_have_left_the_log(owner: Connection) -> None:
-    ids = emit_ago(owner, 0, 4)
-    for sink in ("crm", "erp"):
-        register(owner, sink, "now")
-    old, young = timedelta(days=7, minutes=1), timedelta(days=6, hours=23)
-    for row_id, age in zip(ids, (old, young, old, old), strict=True):
-        owner.execute(MARK, ("crm", row_id, age))
-    owner.execute(MARK, ("erp", ids[0], old))
-    trim = "select outbox_internal.trim_discarded(1000)"
-    assert one(owner, trim) == 0, "the log has every event"
-    owner.execute("delete from outbox.event where id = any (%s)", (ids[1:],))
-    assert one(owner, trim) == 0, "it has the first one, and ids are removed from the lowest on"
-    owner.execute("delete from outbox.event")
-    assert one(owner, trim) == 0, "the lowest id of an empty log is not known"
-    emit_ago(owner, 0)
-    assert one(owner, trim) == 4
-    assert owner.execute("select sink, id from outbox.discarded").fetchall() == [("crm", ids[1])]
-
-
-def test_marks_are_found_by_their_index_in_bounded_steps(owner: Connection) -> None:
-    """Goes red when a step looks at all marks of a sink."""
-    register(owner, "crm", "now")
-    owner.execute("select setval('outbox.event_id_seq', 1000000)")
-    emit_ago(owner, 0)
-    owner.execute(
-        "insert into outbox.discarded (sink, id, uid, at, reason) "
-        "select 'crm', n, gen_random_uuid(), now() - interval '8 days', 'x' from generate_series(1, 5000) n"
-    )
-    owner.execute("vacuum analyze outbox.discarded")
-    looked_at = (
-        "select (seq_tup_read + idx_tup_fetch)::bigint from pg_stat_xact_user_tables "
-        "where schemaname = 'outbox' and relname = 'discarded'"
-    )
-    with owner.transaction():
-        assert one(owner, "select outbox_internal.trim_discarded(100)") == 100
-        assert one(owner, looked_at) <= 200
-    assert one(owner, "select min(id) from outbox.discarded") == 101
-    assert one(owner, "select outbox_internal.trim_discarded(0)") == 1, "at least one"
-
-
-def test_keep_dead_days_counts_from_the_death_and_not_from_the_parking(owner: Connection) -> None:
-    """A row that dies by a fault has no attempt, and relays of version 2 do not set `since`."""
-    [row_id] = emit_ago(owner, 0)
-    register(owner, "crm", "now")
-    dead_rows(owner, [row_id])
-    owner.execute("update outbox.delivery set state = 'waiting'")
-    owner.execute("update outbox.delivery set state = 'dead'")
-    keep(owner, 0, keep_dead_days=10)
-    assert discard_step(owner, 1000) == (0, False)
-    assert one(owner, "select since > now() - interval '1 minute' from outbox.delivery")
-
-
-def test_each_step_through_the_default_partition_begins_behind_the_one_before(
-    database: Database, owner: Connection
-) -> None:
-    """An old snapshot keeps the index entries of deleted events, which each step would walk through again."""
-    emit_ago(owner, 20, 10_500)
-    owner.execute(
-        "insert into outbox.event (shard, uid, type, payload, content_type, created_at)"
-        " select 0, gen_random_uuid(), 't', '', 'x/y', now() + interval '40 days' from generate_series(1, 20000)"
-    )
-    owner.execute("analyze outbox.event_default")
-    keep(owner, 5)
-    lease = begin(owner)
-    owner.execute(f"select outbox_internal.check_day('-infinity', {lease})".encode())
-    with database.connect() as reader:
-        reader.isolation_level = IsolationLevel.REPEATABLE_READ
-        reader.execute("select from outbox.meta")
-        pages = [pages_of(owner, f"select outbox_internal.empty_day('-infinity', {lease}, 0)") for _ in range(10)]
-    assert max(pages[2:]) < pages[1] + 500, pages  # else 1,000 more with each step
-    assert events_of(owner, "event_default") == 20_500
-
-
-def pages_of(owner: Connection, statement: str) -> int:
-    """Return the number of pages that a statement touches."""
-    explained = f"explain (analyze, buffers, format json) {statement}"
-    [(plan,)] = owner.execute(explained.encode(), prepare=False).fetchall()
-    return plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"]
-
-
 # -- roles ------------------------------------------------------------------------------------------------------
-
-
-def test_who_may_do_what(database: Database, owner: Connection) -> None:
-    fill_days(owner, 12, 12)
-    emit_ago(owner, 0)
-    keep(owner, 5)
-    with (
-        new_role(database, "operate") as operate,
-        new_role(database, "read") as reader,
-        new_role(database, "stranger") as stranger,
-    ):
-        migrate(database.dsn, grants={"operate": [operate], "read": [reader]})
-        assert retention(database, "status", user=reader).code == 0
-        for user, arguments in ((reader, ("run",)), (reader, ("run", "--dry-run"))):
-            ended = retention(database, *arguments, user=user)
-            assert (ended.code, "migrate --grant-operate ROLE" in ended.err) == (2, True), ended
-        ended = retention(database, "status", user=stranger)
-        assert ended.code == 2
-        assert len(ended.err.splitlines()) == 1
-        assert retention(database, "run", "--dry-run", user=operate).code == 0
-        assert retention(database, "run", "--json", user=operate).json["done"] == 1
-        with database.connect(user=operate) as connection, pytest.raises(errors.InsufficientPrivilege):
-            connection.execute(
-                f"select outbox_internal.read_day_events('{date_ago(12)}', 1, 0, gen_random_uuid(), 1, 1)".encode()
-            )
-        role = one(owner, "select role_name from outbox.audit where action = 'retention'")
-        assert role == operate

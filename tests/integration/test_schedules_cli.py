@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Iterator
 from datetime import timedelta
@@ -42,11 +41,6 @@ def run(database: Database, *arguments: str) -> Ended:
     return inside("schedules", *arguments, "--dsn", database.dsn)
 
 
-def test_a_list_without_a_schedule(database: Database) -> None:
-    assert run(database, "list").out == "there is no schedule: a relay registers those of its file when it starts\n"
-    assert run(database, "list", "--json").json == {"schedules": []}
-
-
 def test_a_list_of_schedules(database: Database) -> None:
     register(
         database, schedule("b", missed="skip"), schedule("a", cron="30 3 * * *", timezone="Europe/Berlin", key="k")
@@ -62,73 +56,6 @@ def test_a_list_of_schedules(database: Database) -> None:
     assert (a["name"], a["key"], a["next_at"], a["late_seconds"], a["state"]) == ("a", "k", None, None, "active")
     assert b["late_seconds"] >= 600
     assert "payload" not in a
-
-
-def test_the_reason_of_a_refusal_is_listed(database: Database) -> None:
-    register(database, schedule())
-    query(database, "update outbox.schedule set error = 'because', error_at = '2026-01-01 00:00:00+00' returning 1")
-    assert run(database, "list").out.splitlines()[-1] == "schedule nightly: failed at 2026-01-01T00:00:00: because"
-    query(database, "update outbox.schedule set retry_at = '2026-01-01 00:01:00+00' returning 1")
-    assert run(database, "list").out.splitlines()[-1] == "schedule nightly: refused at 2026-01-01T00:00:00: because"
-    [found] = run(database, "list", "--json").json["schedules"]
-    assert (found["error"], found["retry_at"]) == ("because", "2026-01-01T00:01:00+00:00")
-
-
-def test_run_emits_now_and_leaves_the_times(database: Database) -> None:
-    register(database, schedule(headers={"source": "x"}))
-    put(database, "nightly", minute_of(database) + timedelta(hours=1))
-    before = row(database)
-    ended = run(database, "run", "nightly", "--reason", "again")
-    found = query(database, "select uid::text, type, headers ->> 'source' from outbox.event")
-    assert found == [(ended.out.strip(), "report.due", "x")]
-    assert len(emitted(database)[0]) == len("2026-01-01T00:00:00Z")
-    assert row(database) == before
-    assert query(database, "select action, filter ->> 'schedule', count, reason from outbox.audit") == [
-        ("schedule run", "nightly", 1, "again")
-    ]
-    assert run(database, "run", "nightly", "--json").json.keys() == {"uid"}
-
-
-def test_run_of_an_event_that_the_schema_refuses(database: Database) -> None:
-    migrate(database.dsn, max_payload_bytes=1024)
-    register(database, schedule(payload={"a": "x" * 2000}))
-    ended = run(database, "run", "nightly")
-    assert (ended.code, ended.out) == (2, "")
-    assert "payload must have at most 1024 bytes" in ended.err
-    assert query(database, "select from outbox.audit") == []
-
-
-def test_pause_and_resume(database: Database) -> None:
-    register(database, schedule())
-    assert run(database, "pause", "nightly").out == "schedule nightly is paused\n"
-    assert run(database, "pause", "nightly").out == "schedule nightly was paused already: nothing to do\n"
-    assert run(database, "list", "--json").json["schedules"][0]["state"] == "paused"
-    assert run(database, "resume", "nightly", "--json").json == {"done": 1, "left": 0}
-    assert run(database, "resume", "nightly", "--json").json == {"done": 0, "left": 0}
-
-
-def test_remove(database: Database) -> None:
-    register(database, schedule())
-    query(
-        database,
-        "insert into outbox.relay (id, name, version, sinks, config) values "
-        "(gen_random_uuid(), 'web-1', '1', '{}', %s) returning 1",
-        json.dumps({"schedules.nightly.cron": "* * * * *"}),
-    )
-    ended = run(database, "remove", "nightly", "--reason", "gone")
-    assert (ended.code, ended.out) == (0, "schedule nightly is removed\n")
-    assert ended.err == "relays that have nightly in their files register it again when they start or reload: web-1\n"
-    assert query(database, "select from outbox.schedule") == []
-    assert query(database, "select action, reason from outbox.audit") == [("schedule remove", "gone")]
-
-
-@pytest.mark.parametrize("action", ["run", "pause", "resume", "remove"])
-def test_an_unknown_schedule_is_not_found_and_the_nearest_is_named(database: Database, action: str) -> None:
-    register(database, schedule())
-    ended = run(database, action, "nightyl")
-    assert ended.code == 3
-    assert "there is no schedule 'nightyl' in this database; did you mean nightly?" in ended.err
-    assert "there are: nightly" in run(database, action, "x").err
 
 
 def test_each_role_does_what_it_is_granted_and_no_more(database: Database) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 
 import pytest
-import pytest_asyncio
 
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.postgres.store import Store
@@ -30,19 +27,17 @@ from tests.support.wait import becomes
 MINUTE = timedelta(minutes=1)
 
 
-@pytest_asyncio.fixture
-async def store(database: Database) -> AsyncIterator[Store]:
+@pytest.fixture
+def store(database: Database) -> Iterator[Store]:
     opened = Store(lambda: database.dsn, pooler=False, connections=8)
-    await opened.open()
+    opened.open()
     yield opened
-    await opened.close()
+    opened.close()
 
 
-async def test_a_new_schedule_begins_with_the_first_time_after_its_registration(
-    database: Database, store: Store
-) -> None:
+def test_a_new_schedule_begins_with_the_first_time_after_its_registration(database: Database, store: Store) -> None:
     before = minute_of(database)
-    await run_until(lambda: query(database, "select from outbox.schedule where next_at is not null"),
+    run_until(store, lambda: query(database, "select from outbox.schedule where next_at is not null"),
                     "a next time", part(store, schedule(cron="0 0 1 1 *")))  # fmt: skip
     found = row(database)
     assert found["next_at"] == f"{before.year + 1}-01-01T00:00:00+00:00"
@@ -50,11 +45,11 @@ async def test_a_new_schedule_begins_with_the_first_time_after_its_registration(
 
 
 @pytest.mark.parametrize("missed", ["one", "skip", "all"])
-async def test_missed_times(database: Database, store: Store, missed: str) -> None:
+def test_missed_times(database: Database, store: Store, missed: str) -> None:
     register(database, schedule(cron="0 * * * *", missed=missed))
     first = minute_of(database).replace(minute=0) - timedelta(hours=5)
     put(database, "nightly", first)
-    await run_until(lambda: query(database, "select from outbox.schedule where next_at > clock_timestamp()"),
+    run_until(store, lambda: query(database, "select from outbox.schedule where next_at > clock_timestamp()"),
                     "the next time is ahead", part(store))  # fmt: skip
     times = [text_of(first + timedelta(hours=n)) for n in range(6)]
     assert (
@@ -67,11 +62,11 @@ async def test_missed_times(database: Database, store: Store, missed: str) -> No
     )
 
 
-async def test_three_thousand_missed_times_are_emitted_once_by_three_relays(database: Database, store: Store) -> None:
+def test_three_thousand_missed_times_are_emitted_once_by_three_relays(database: Database, store: Store) -> None:
     register(database, schedule(missed="all"))
     first = minute_of(database) - 3000 * MINUTE
     put(database, "nightly", first)
-    await run_until(lambda: query(database, "select from outbox.schedule where next_at > clock_timestamp()"),
+    run_until(store, lambda: query(database, "select from outbox.schedule where next_at > clock_timestamp()"),
                     "the next time is ahead", *(part(store) for _ in range(3)))  # fmt: skip
     found = emitted(database)
     assert found[:3001] == [text_of(first + n * MINUTE) for n in range(3001)]
@@ -80,40 +75,14 @@ async def test_three_thousand_missed_times_are_emitted_once_by_three_relays(data
     assert (4,) <= transactions[0] <= (6,)
 
 
-async def test_each_time_is_emitted_once_although_relays_are_cancelled_at_any_moment(
-    database: Database, store: Store
-) -> None:
-    register(database, schedule(missed="all"))
-    first = minute_of(database) - 5000 * MINUTE
-    put(database, "nightly", first)
-    for milliseconds in range(1, 80, 3):
-        with suppress(TimeoutError):
-            await asyncio.wait_for(part(store).schedules.run(), milliseconds / 1000)
-    await run_until(lambda: query(database, "select from outbox.schedule where next_at > clock_timestamp()"),
-                    "the next time is ahead", part(store))  # fmt: skip
-    assert emitted(database)[:5001] == [text_of(first + n * MINUTE) for n in range(5001)]
-
-
-async def test_a_refused_event_stops_no_other_schedule(database: Database, store: Store) -> None:
-    migrate(database.dsn, max_payload_bytes=1024)
-    register(database, schedule("a", payload={"a": "x" * 2000}), schedule("b", type="b"), schedule("c", type="c"))
-    due = minute_of(database) - MINUTE
-    for name in "abc":
-        put(database, name, due)
-    await run_until(lambda: len(query(database, "select from outbox.event")) >= 2
-                    and row(database, "a")["error"], "the others are emitted", part(store))  # fmt: skip
-    assert row(database, "a")["error"].startswith("outbox.emit: payload must have at most 1024 bytes")
-    assert {kind for (kind,) in query(database, "select type from outbox.event")} == {"b", "c"}
-
-
-async def test_schedules_that_cannot_be_registered_stop_no_other(database: Database, store: Store) -> None:
+def test_schedules_that_cannot_be_registered_stop_no_other(database: Database, store: Store) -> None:
     register(database, schedule())
     put(database, "nightly", minute_of(database) - MINUTE)
-    await run_until(lambda: emitted(database), "it is emitted", part(store, schedule("a", missed="nonsense")))
+    run_until(store, lambda: emitted(database), "it is emitted", part(store, schedule("a", missed="nonsense")))
     assert query(database, "select name from outbox.schedule") == [("nightly",)]
 
 
-async def test_a_schedule_that_this_relay_cannot_compute_stops_no_other(database: Database, store: Store) -> None:
+def test_a_schedule_that_this_relay_cannot_compute_stops_no_other(database: Database, store: Store) -> None:
     register(
         database,
         schedule("a", cron="nonsense"),
@@ -123,53 +92,42 @@ async def test_a_schedule_that_this_relay_cannot_compute_stops_no_other(database
     )
     for name in "abcd":
         put(database, name, minute_of(database) - 10 * MINUTE)
-    await run_until(lambda: emitted(database), "the last one is emitted", part(store))
+    run_until(store, lambda: emitted(database), "the last one is emitted", part(store))
     assert {kind for (kind,) in query(database, "select name from outbox.schedule where last_at is not null")} == {"d"}
 
 
-async def test_a_reload_registers_what_is_new_and_keeps_what_is_gone(database: Database, store: Store) -> None:
+def test_a_reload_registers_what_is_new_and_keeps_what_is_gone(database: Database, store: Store) -> None:
     relay = part(store, schedule("a"))
-    async with running(relay):
-        await becomes(lambda: query(database, "select from outbox.schedule where name = 'a'"), "a is registered")
+    with running(store, relay):
+        becomes(lambda: query(database, "select from outbox.schedule where name = 'a'"), "a is registered")
         relay.schedules.use([schedule("b")])
-        await becomes(lambda: query(database, "select from outbox.schedule where name = 'b'"), "b is registered")
+        becomes(lambda: query(database, "select from outbox.schedule where name = 'b'"), "b is registered")
     assert query(database, "select name from outbox.schedule order by name") == [("a",), ("b",)]
 
 
-async def test_a_reload_brings_back_a_schedule_that_was_removed(database: Database, store: Store) -> None:
-    relay = part(store, schedule())
-    async with running(relay):
-        await becomes(lambda: query(database, "select from outbox.schedule"), "it is registered")
-        await becomes(lambda: query(database, "delete from outbox.schedule returning 1"), "it is removed")
-        relay.schedules.use((schedule(),))
-        await becomes(lambda: query(database, "select from outbox.schedule"), "it is registered again")
-
-
-async def test_a_schedule_that_a_restore_took_back_is_registered_again_unless_a_person_had_removed_it(
+def test_a_schedule_that_a_restore_took_back_is_registered_again_unless_a_person_had_removed_it(
     database: Database, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Goes red when the relay does not ask after a change of servers. One that is there is left as it is."""
     known, server, restores = store.known_schedules, ["before"], list[str]()
 
-    async def known_in(wanted: Iterable[str]) -> tuple[str, set[str]]:
+    def known_in(wanted: Iterable[str]) -> tuple[str, set[str]]:
         while restores:
             query(database, restores.pop())
             server[0] = "restored"
-        return server[0], (await known(wanted))[1]
+        return server[0], (known(wanted))[1]
 
-    assert (await store.known_schedules(["a"]))[0]
+    assert (store.known_schedules(["a"]))[0]
     monkeypatch.setattr(store, "known_schedules", known_in)
     monkeypatch.setattr("outbox_relay.relay.schedule_definitions.HOLD_SECONDS", 0.0)
     relay = part(store, schedule("kept"), schedule("lost"), schedule("removed"))
-    async with running(relay):
-        await becomes(lambda: names(database) == ["kept", "lost", "removed"], "all are registered")
+    with running(store, relay):
+        becomes(lambda: names(database) == ["kept", "lost", "removed"], "all are registered")
         query(database, "delete from outbox.schedule where name = 'removed' returning 1")
-        await becomes(lambda: relay.definitions._present == {"kept", "lost"}, "the relay has looked since")  # pyright: ignore[reportPrivateUsage]
+        becomes(lambda: relay.definitions._present == {"kept", "lost"}, "the relay has looked since")  # pyright: ignore[reportPrivateUsage]
         query(database, "update outbox.schedule set cron = '1 1 1 1 *' where name = 'kept' returning 1")
         restores.append("delete from outbox.schedule where name = 'lost' returning 1")
-        await becomes(
-            lambda: server == ["restored"] and len(names(database)) == 2, "the missing one is registered again"
-        )
+        becomes(lambda: server == ["restored"] and len(names(database)) == 2, "the missing one is registered again")
     assert names(database) == ["kept", "lost"]
     assert row(database, "kept")["cron"] == "1 1 1 1 *"
 
@@ -178,16 +136,26 @@ def names(database: Database) -> list[str]:
     return [name for (name,) in query(database, "select name from outbox.schedule order by name")]
 
 
-async def test_the_relay_that_registers_last_decides_and_others_fire_as_it_says(
-    database: Database, store: Store
-) -> None:
+def test_the_relay_that_registers_last_decides_and_others_fire_as_it_says(database: Database, store: Store) -> None:
     old, new = schedule(payload={"by": "old"}), schedule(payload={"by": "new"})
-    await run_until(
-        lambda: query(database, "select from outbox.schedule"), "the old one is registered", part(store, old)
+    run_until(
+        store, lambda: query(database, "select from outbox.schedule"), "the old one is registered", part(store, old)
     )
-    async with running(former := part(store, old)):
-        await becomes(lambda: former.definitions.registered, "the old relay has registered")
+    with running(store, former := part(store, old)):
+        becomes(lambda: former.definitions.registered, "the old relay has registered")
         register(database, new)
         put(database, "nightly", minute_of(database) - MINUTE)
-        await becomes(lambda: emitted(database), "it is emitted")
+        becomes(lambda: emitted(database), "it is emitted")
     assert query(database, "select distinct convert_from(payload, 'UTF8') from outbox.event") == [('{"by": "new"}',)]
+
+
+@pytest.mark.fence("the schema refuses the event of a schedule")
+def test_a_refused_event_stops_no_other_schedule(database: Database, store: Store) -> None:
+    migrate(database.dsn, max_payload_bytes=1024)
+    register(database, schedule("a", payload={"a": "x" * 2000}), schedule("b", type="b"), schedule("c", type="c"))
+    for name in "abc":
+        put(database, name, minute_of(database) - MINUTE)
+    run_until(store, lambda: len(query(database, "select from outbox.event")) >= 2
+                    and row(database, "a")["error"], "the others are emitted", part(store))  # fmt: skip
+    assert row(database, "a")["error"].startswith("outbox.emit: payload must have at most 1024 bytes")
+    assert {kind for (kind,) in query(database, "select type from outbox.event")} == {"b", "c"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Generator
 from typing import Any, cast
 from uuid import uuid4
@@ -10,22 +9,17 @@ from uuid import uuid4
 import pytest
 from psycopg import sql
 
-from outbox_relay.domain.errors import DatabaseUnusable
 from outbox_relay.postgres.session_settings import (
     CORRECTED_SETTINGS,
     NEWER_SETTINGS,
     SESSION_SETTINGS,
     short_timeout,
-    startup_options,
-    wrong_settings,
-    wrong_settings_message,
 )
-from tests.support import pgbouncer
 from tests.support.database import Database
 from tests.support.deliveries import delivered, emit
 from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import CountingStore, running, spec
-from tests.support.wait import auntil
+from tests.support.wait import until
 
 HOSTILE = {
     "TimeZone": "Asia/Tokyo",
@@ -60,7 +54,6 @@ HOSTILE = {
     "restrict_nonsystem_relation_kind": "view",
 }
 """A default that would do harm, for every setting."""
-HARMLESS_BEHIND_A_POOLER = {"jit", "default_transaction_deferrable"}
 SHADOW = """
 create schema hostile;
 create function hostile.unnest(text[]) returns setof text language sql as 'select null::text';
@@ -103,19 +96,19 @@ def poison(database: Database, role: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["all", *(pytest.param(name, marks=pytest.mark.slow) for name in HOSTILE)])
-async def test_a_relay_delivers_whatever_the_default_of_its_role_is(database: Database, relay: str, name: str) -> None:
+def test_a_relay_delivers_whatever_the_default_of_its_role_is(database: Database, relay: str, name: str) -> None:
     for each in [each for each in HOSTILE if is_known(database, each)] if name == "all" else [name]:
         poison(database, relay, each)
     sink = MemorySink()
-    async with running(database.dsn_as(relay), (spec("s"), sink)) as harness:
-        await delivered(sink, emit(database, ["a", None, "ключ"]))
-        await harness.settled()
-        await auntil(lambda: asyncio.sleep(0, harness.ticker._wakeup.listening), seconds=10, what="it listens")  # pyright: ignore[reportPrivateUsage]
-        await delivered(sink, emit(database, ["b"]))
+    with running(database.dsn_as(relay), (spec("s"), sink)) as harness:
+        delivered(sink, emit(database, ["a", None, "ключ"]))
+        harness.settled()
+        until(lambda: harness._listener.listening, seconds=10, what="it listens")  # pyright: ignore[reportPrivateUsage]
+        delivered(sink, emit(database, ["b"]))
         assert harness.ended == []
 
 
-async def test_the_settings_of_a_connection_outrank_those_of_its_dsn_and_of_the_environment(
+def test_the_settings_of_a_connection_outrank_those_of_its_dsn_and_of_the_environment(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PGTZ", "Asia/Tokyo")
@@ -126,10 +119,10 @@ async def test_the_settings_of_a_connection_outrank_those_of_its_dsn_and_of_the_
         (database.dsn_as("postgres", options="-c work_mem=99kB -c jit=on", client_encoding="LATIN1"), "99kB"),
     ):
         store = CountingStore(dsn)
-        await store.open()
+        store.open()
         names = [*SESSION_SETTINGS, *NEWER_SETTINGS]
-        found = dict(await store._rows("session_settings", {"names": [*names, "work_mem"]}))  # pyright: ignore[reportPrivateUsage]
-        await store.close()
+        found = dict(store._rows("session_settings", {"names": [*names, "work_mem"]}))  # pyright: ignore[reportPrivateUsage]
+        store.close()
         assert found.pop("work_mem") == work_mem
         wanted = {
             **SESSION_SETTINGS,
@@ -139,56 +132,6 @@ async def test_the_settings_of_a_connection_outrank_those_of_its_dsn_and_of_the_
         assert found == wanted
         assert found["DateStyle"].startswith("ISO")
         assert found["transaction_timeout"] in ("0", None)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", HOSTILE)
-async def test_behind_a_pooler_a_default_is_harmless_or_named_with_its_fix(
-    database: Database, relay: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    poison(database, relay, name)
-    monkeypatch.setattr(pgbouncer, "USERS", (*pgbouncer.USERS, relay))
-    refused: DatabaseUnusable | None = None
-    with pgbouncer.PgBouncer(database.server) as pooler:
-        sink = MemorySink()
-        try:
-            async with running(
-                pooler.dsn(database.name, relay), (spec("s"), sink), listen=False, pooler=True
-            ) as harness:
-                await delivered(sink, emit(database, ["a", None, "ключ"]))
-                await harness.settled()
-        except DatabaseUnusable as error:
-            refused = error
-    if name in HARMLESS_BEHIND_A_POOLER:
-        assert refused is None
-    if refused is not None:
-        assert name in str(refused)
-        assert "migrate --role-settings" in str(refused)
-
-
-def test_complaint_names_the_setting_its_value_and_what_is_needed() -> None:
-    said = wrong_settings_message(
-        wrong_settings([("TimeZone", "Asia/Tokyo"), ("statement_timeout", "500ms"), ("jit", "on")])
-    )
-    assert "TimeZone is 'Asia/Tokyo' and must be 'UTC'; statement_timeout is '500ms' and must be '9s'" in said
-    assert "jit" not in said
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("statement_timeout", "0"),
-        ("statement_timeout", "30s"),
-        ("statement_timeout", "2min"),
-        ("TimeZone", "Etc/UTC"),
-        ("DateStyle", "ISO, DMY"),
-        ("search_path", '"$user", public'),
-        ("search_path", "pg_catalog, public"),
-        ("transaction_timeout", None),
-    ],
-)
-def test_values_that_serve_as_well_are_taken(name: str, value: str | None) -> None:
-    assert wrong_settings([(name, value)]) == []
 
 
 @pytest.mark.parametrize(
@@ -207,9 +150,3 @@ def test_only_a_query_that_ended_before_every_accepted_timeout_shows_that_one_is
 ) -> None:
     """A database that is slow for a while also has its statements cancelled: the relay waits for it."""
     assert short_timeout(sqlstate, seconds) == found
-
-
-def test_options_are_written_so_that_libpq_reads_them() -> None:
-    options = startup_options(" -c work_mem=1MB ")
-    assert options.startswith("-c work_mem=1MB -c TimeZone=UTC ")
-    assert r"default_transaction_isolation=read\ committed" in options

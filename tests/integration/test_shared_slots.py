@@ -14,7 +14,7 @@ from tests.support.memory_sink import MemorySink
 from tests.support.receiver import Receiver
 from tests.support.receiver.gauge import Gauge
 from tests.support.relay_harness import RelayHarness, running, spec
-from tests.support.wait import auntil
+from tests.support.wait import until
 from tests.support.webhook_sink import a_sink
 
 OPTIONS: Any = {"lease_seconds": 2.0, "expects": {"handed_over"}}
@@ -42,64 +42,59 @@ def a_relay(database: Database, receiver: Receiver, total: int, claim: str = "lo
     return RelayHarness(database.dsn, [(sink_spec, a_sink(receiver.url, timeout_seconds=1.0))], **OPTIONS)
 
 
-async def _is(fact: bool) -> bool:
-    return fact
-
-
-async def more(receiver: Receiver, requests: int) -> None:
+def more(receiver: Receiver, requests: int) -> None:
     """Wait until further requests have come."""
     wanted = len(receiver.requests) + requests
-    await auntil(lambda: _is(len(receiver.requests) >= wanted), seconds=60, what=f"{requests} further requests")
+    until(lambda: len(receiver.requests) >= wanted, seconds=60, what=f"{requests} further requests")
 
 
 # -- at the receiver -------------------------------------------------------------------------------------------------
 
 
-async def test_relays_that_join_and_leave_never_have_more_in_flight_together(
+@pytest.mark.fence("a relay begins its share of the requests in flight while the owner before it has them")
+def test_relays_that_join_and_leave_never_have_more_in_flight_together(
     database: Database, receiver: Receiver, gauge: Gauge
 ) -> None:
     """Goes red when each relay has the total, or its share before the owner of its shards sends less."""
     emit(database, 600)
     first, second = a_relay(database, receiver, 5), a_relay(database, receiver, 5)
-    await first.start()
-    await more(receiver, 60)
+    first.start()
+    more(receiver, 60)
     assert gauge.most == 5
-    await second.start()
-    await auntil(lambda: _is(second.store.calls["settle"] > 3), seconds=30, what="the second one delivers")
-    assert (await status(first.store))["sinks"]["s"]["max_in_flight_total"] == 5
-    await more(receiver, 60)
-    await first.stop()
-    await second.settled(60)
+    second.start()
+    until(lambda: second.store.calls["settle"] > 3, seconds=30, what="the second one delivers")
+    assert (status(first.store))["sinks"]["s"]["max_in_flight_total"] == 5
+    more(receiver, 60)
+    first.stop()
+    second.settled(60)
     assert gauge.most == 5
-    await second.stop()
+    second.stop()
     assert {len(receiver.requests), len({request.uid for request in receiver.requests})} == {600}
 
 
-async def test_relays_above_the_total_have_one_request_each(
-    database: Database, receiver: Receiver, gauge: Gauge
-) -> None:
+def test_relays_above_the_total_have_one_request_each(database: Database, receiver: Receiver, gauge: Gauge) -> None:
     """Goes red when a relay has none: the keys of its shards would never be delivered."""
     gauge.answer_seconds = 0.01
     emit(database, 2000)
     relays = [a_relay(database, receiver, 1) for _ in range(3)]
     for relay in relays:
-        await relay.start()
+        relay.start()
 
-    async def all_deliver() -> bool:
-        return all(relay.lease_manager.held["s"] and relay.store.calls["settle"] > 2 for relay in relays)
+    def all_deliver() -> bool:
+        return all(relay.keeper.held["s"] and relay.store.calls["settle"] > 2 for relay in relays)
 
-    await auntil(all_deliver, seconds=60, what="each relay delivers")
+    until(all_deliver, seconds=60, what="each relay delivers")
     assert gauge.most <= 3
     for relay in relays:
-        await relay.crash()
+        relay.crash()
 
 
-async def test_parked_deliveries_count_too(database: Database, receiver: Receiver, gauge: Gauge) -> None:
+def test_parked_deliveries_count_too(database: Database, receiver: Receiver, gauge: Gauge) -> None:
     emit(database, 1)
     sink = MemorySink(keeps_order=False)
-    async with running(database.dsn, (spec("s"), sink)) as harness:
-        await auntil(lambda: _is(len(sink.delivered) == 1), seconds=20, what="it comes")
-        await harness.settled()
+    with running(database.dsn, (spec("s"), sink)) as harness:
+        until(lambda: len(sink.delivered) == 1, seconds=20, what="it comes")
+        harness.settled()
     query(
         database,
         "insert into outbox.delivery"
@@ -108,7 +103,7 @@ async def test_parked_deliveries_count_too(database: Database, receiver: Receive
         " from generate_series(1, 60) n returning 1",
     )
     relay = a_relay(database, receiver, 3)
-    await relay.start()
-    await more(receiver, 60)
+    relay.start()
+    more(receiver, 60)
     assert gauge.most == 3
-    await relay.stop()
+    relay.stop()

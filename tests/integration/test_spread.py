@@ -13,7 +13,7 @@ from outbox_relay.domain.sink_limits import SinkLimits, spread_of
 from tests.support.database import Database, query
 from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import running, spec
-from tests.support.wait import auntil, becomes
+from tests.support.wait import becomes, until
 
 SPREAD = 600.0
 
@@ -42,21 +42,21 @@ def later(uid: UUID, at: datetime, seconds: float = SPREAD) -> datetime:
     return at + timedelta(seconds=spread_of(str(uid), seconds))
 
 
-async def test_each_sink_spreads_as_it_is_configured_and_the_same_event_always_to_the_same_time(
+def test_each_sink_spreads_as_it_is_configured_and_the_same_event_always_to_the_same_time(
     database: Database,
 ) -> None:
     """Goes red when rows that wait for their part of the time count as parked: the sink stops at ten."""
     plain = MemorySink()
     sinks = [(spread(parked_max=10), MemorySink()), (spec("other"), plain)]
-    async with running(database.dsn, *sinks) as harness:
-        await harness.owns_all()
+    with running(database.dsn, *sinks) as harness:
+        harness.owns_all()
         uids, at = emit(database, 200, "0.5 seconds")
-        await becomes(lambda: len(due(database)) > 190, "there are rows")
+        becomes(lambda: len(due(database)) > 190, "there are rows")
         assert due(database).items() <= {uid: later(uid, at) for uid in uids}.items()
         assert max(due(database).values()) - min(due(database).values()) > timedelta(seconds=SPREAD / 2)
-        await auntil(lambda: _is(len(plain.delivered) == 200), seconds=30, what="the other sink delivers at once")
+        until(lambda: _true(len(plain.delivered) == 200), seconds=30, what="the other sink delivers at once")
         assert due(database, "other") == {}
-        said = (await status(harness.store))["sinks"]["s"]
+        said = status(harness.store)["sinks"]["s"]
         assert (said["scheduled"], said["spread_seconds"]) == (0, SPREAD)
         assert said["oldest_seconds"] == 0.0
         last = max(due(database), key=lambda uid: due(database)[uid])
@@ -65,16 +65,7 @@ async def test_each_sink_spreads_as_it_is_configured_and_the_same_event_always_t
         assert abs(float(why[0][0]) - wanted) < 5
 
 
-async def test_a_queue_spreads_too(database: Database) -> None:
-    """Goes red when rows of a sink with claim = "rows" are due at the moment for which they were scheduled."""
-    async with running(database.dsn, (spread(claim="rows"), MemorySink())) as harness:
-        await harness.owns_all()
-        uids, at = emit(database, 100, "0.3 seconds")
-        await becomes(lambda: len(due(database)) > 90, "there are rows")
-        assert due(database).items() <= {uid: later(uid, at) for uid in uids}.items()
-
-
-async def test_no_event_comes_before_it_is_due_and_all_come(database: Database) -> None:
+def test_no_event_comes_before_it_is_due_and_all_come(database: Database) -> None:
     """Goes red when rows are due at the moment for which they were scheduled."""
     early = list[str]()
 
@@ -86,8 +77,8 @@ async def test_no_event_comes_before_it_is_due_and_all_come(database: Database) 
 
     uids, at = emit(database, 20, "0.5 seconds")
     sink = MemorySink(on_time, keeps_order=False)
-    async with running(database.dsn, (spread(1.0), sink)):
-        await auntil(lambda: _is(len(sink.delivered) == 20), seconds=30, what="all come")
+    with running(database.dsn, (spread(1.0), sink)):
+        until(lambda: _true(len(sink.delivered) == 20), seconds=30, what="all come")
     assert early == []
     assert {event.uid for event in sink.delivered} == set(map(str, uids))
 
@@ -131,5 +122,5 @@ def _sink(database: Database) -> None:
     )
 
 
-async def _is(fact: bool) -> bool:
-    return fact
+def _true(value: bool) -> bool:
+    return value

@@ -15,7 +15,6 @@ from outbox_relay.postgres.database import CALL_SECONDS
 from tests.support.database import Database, query
 from tests.support.deliveries import add_waiting, dead_letters, delivered, emit, ids, in_order
 from tests.support.memory_sink import BOTH, Late, MemorySink, fails
-from tests.support.pgbouncer import PgBouncer
 from tests.support.relay_harness import RelayHarness, running, spec
 from tests.support.short_statements import short_statements
 
@@ -59,58 +58,26 @@ def make(database: Database, statements: str) -> None:
         connection.execute(statements.encode())
 
 
-async def all_arrive(harness: RelayHarness, sink: MemorySink, wanted: list[int], *statements: str) -> None:
+def all_arrive(harness: RelayHarness, sink: MemorySink, wanted: list[int], *statements: str) -> None:
     """Wait until all is delivered, once and in order; statements of each of these names were ended by the server."""
-    await delivered(sink, wanted, seconds=60)
-    await harness.settled(seconds=60)
+    delivered(sink, wanted, seconds=60)
+    harness.settled(seconds=60)
     assert sorted(ids(sink)) == wanted
     assert in_order(sink.delivered)
     assert all(harness.store.timed_out[statement] >= 1 for statement in statements)
     assert harness.ended == []
 
 
-async def test_reads_of_the_log_that_run_out_of_time_get_smaller(database: Database) -> None:
+def test_reads_of_the_log_that_run_out_of_time_get_smaller(database: Database) -> None:
     make(database, SLOW_READS.format(seconds=0.001))
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink)) as harness:
-        await harness.owns_all()
-        await all_arrive(harness, sink, emit(database, [f"k{n % 7}" for n in range(EVENTS)]), "read_small", "read_rest")
+    with running(database.dsn, (spec("s"), sink)) as harness:
+        harness.owns_all()
+        all_arrive(harness, sink, emit(database, [f"k{n % 7}" for n in range(EVENTS)]), "read_small", "read_rest")
         assert harness.store.timed_out.keys() == {"read_small", "read_rest"}
 
 
-async def late(database: Database, harness: RelayHarness, sink: MemorySink) -> list[int]:
-    """Emit a large transaction that commits behind an event that is delivered meanwhile; all ids."""
-    with database.connect() as connection:
-        large = "select outbox.emit_raw('t', 'p', key => 'k' || g %% 7) from generate_series(1, %s) g"
-        connection.execute(large, (EVENTS,))
-        [overtaking] = emit(database, ["other"])
-        await delivered(sink, [overtaking])
-        await harness.settled()
-    return [event for (event,) in query(database, "select id from outbox.event order by id")]
-
-
-async def test_reads_of_a_large_transaction_that_is_late_get_smaller(database: Database) -> None:
-    make(database, SLOW_READS.format(seconds=0.001))
-    sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink)) as harness:
-        await harness.owns_all()
-        await all_arrive(harness, sink, await late(database, harness, sink), "read_late")
-
-
-async def test_reads_get_smaller_where_a_limit_behind_a_pooler_gets_shorter(database: Database) -> None:
-    """A relay refuses to begin with such a limit; one that is at work meets it when the pooler reconnects."""
-    make(database, SLOW_READS.format(seconds=0.001))
-    sink = MemorySink()
-    with PgBouncer(database.server) as pooler:
-        through = pooler.dsn(database.name)
-        async with running(through, (spec("s"), sink), listen=False, pooler=True) as harness:
-            await harness.owns_all()
-            make(database, f"alter database {database.name} set statement_timeout = {LIMIT_MS}")
-            pooler.ask("RECONNECT")
-            await all_arrive(harness, sink, emit(database, [f"k{n % 7}" for n in range(EVENTS)]), "read_rest")
-
-
-async def test_a_large_payload_that_is_never_read_in_time_is_dead_and_its_neighbours_flow(
+def test_a_large_payload_that_is_never_read_in_time_is_dead_and_its_neighbours_flow(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("outbox_relay.relay.log_reader.AGAIN_SECONDS", 0.1)
@@ -119,15 +86,15 @@ async def test_a_large_payload_that_is_never_read_in_time_is_dead_and_its_neighb
     )
     make(database, slow_payload)
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink)) as harness:
-        await harness.owns_all()
+    with running(database.dsn, (spec("s"), sink)) as harness:
+        harness.owns_all()
         with database.connect() as connection:
             each = "select outbox.emit_raw('t', %s, key => 'k')"
             for n in range(40):
                 connection.execute(each, (b"x" * (100_000 if n == 20 else 1),))
         every = [event for (event,) in query(database, "select id from outbox.event order by id")]
-        await delivered(sink, every[:20] + every[21:], seconds=90)
-        await harness.settled()
+        delivered(sink, every[:20] + every[21:], seconds=90)
+        harness.settled()
         assert harness.ended == []
         assert harness.store.timed_out["read_rest"] >= 9
     reason = "reading it failed, it ran out of time: payload has 100000 bytes"
@@ -136,43 +103,31 @@ async def test_a_large_payload_that_is_never_read_in_time_is_dead_and_its_neighb
 
 
 @BOTH
-async def test_claims_that_run_out_of_time_get_smaller(database: Database, keeps_order: bool) -> None:
+def test_claims_that_run_out_of_time_get_smaller(database: Database, keeps_order: bool) -> None:
     make(database, SLOW_ROWS.format(change="update of claims", seconds=0.05))
     sink = MemorySink(keeps_order=keeps_order)
     for event in range(1, 41):
         add_waiting(database, event, f"k{event}")
-    async with running(database.dsn, (spec("s"), sink)) as harness:
-        await all_arrive(harness, sink, list(range(1, 41)), "claim_rows")
+    with running(database.dsn, (spec("s"), sink)) as harness:
+        all_arrive(harness, sink, list(range(1, 41)), "claim_rows")
         assert harness.store.timed_out.keys() == {"claim_rows"}
 
 
-async def test_settlements_that_run_out_of_time_get_smaller(database: Database) -> None:
+def test_settlements_that_run_out_of_time_get_smaller(database: Database) -> None:
     make(database, SLOW_ROWS.format(change="insert", seconds=0.03))
     script = Late()
     script.script = fails(1)
     sink = MemorySink(script)
-    async with running(database.dsn, (spec("s", circuit=UNHURRIED), sink)) as harness:
-        await harness.owns_all()
-        await all_arrive(harness, sink, emit(database, [f"k{n}" for n in range(60)]), "settle")
+    with running(database.dsn, (spec("s", circuit=UNHURRIED), sink)) as harness:
+        harness.owns_all()
+        all_arrive(harness, sink, emit(database, [f"k{n}" for n in range(60)]), "settle")
         assert harness.store.timed_out.keys() == {"settle"}
-
-
-async def test_settlements_get_smaller_down_to_one_row(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many rows there are: their number says how often they must be cut."""
-    monkeypatch.setattr("outbox_relay.relay.portions.MOST_TRIES", 2)
-    make(database, SLOW_ROWS.format(change="insert", seconds=0.6))
-    script = Late()
-    script.script = fails(1)
-    sink = MemorySink(script)
-    async with running(database.dsn, (spec("s", circuit=UNHURRIED), sink)) as harness:
-        await harness.owns_all()
-        await all_arrive(harness, sink, emit(database, [f"k{n}" for n in range(17)]), "settle")
 
 
 @pytest.mark.parametrize(
     ("change", "statement"), [("delete", "delete_rows"), ("update of state, due_at", "update_rows")]
 )
-async def test_outcomes_of_rows_that_run_out_of_time_are_written_in_smaller_portions(
+def test_outcomes_of_rows_that_run_out_of_time_are_written_in_smaller_portions(
     database: Database, change: str, statement: str
 ) -> None:
     make(database, SLOW_ROWS.format(change=change, seconds=0.04))
@@ -181,8 +136,8 @@ async def test_outcomes_of_rows_that_run_out_of_time_are_written_in_smaller_port
     sink = MemorySink(script)
     for event in range(1, 41):
         add_waiting(database, event, f"k{event}")
-    async with running(database.dsn, (spec("s", circuit=UNHURRIED), sink)) as harness:
-        await all_arrive(harness, sink, list(range(1, 41)), statement)
+    with running(database.dsn, (spec("s", circuit=UNHURRIED), sink)) as harness:
+        all_arrive(harness, sink, list(range(1, 41)), statement)
         assert harness.store.timed_out.keys() == {statement}
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import Generator
 from contextlib import ExitStack
 from typing import Any
 
@@ -22,7 +21,7 @@ from tests.support.database import Database
 from tests.support.ledger import ALL, Ledger, emit, ledger
 from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import running, spec
-from tests.support.wait import auntil
+from tests.support.wait import until
 
 BULK = """insert into outbox.event (shard, uid, type, key, payload, content_type)
 select outbox_internal.shard_of('k' || g %% 500, null), gen_random_uuid(), %s, 'k' || g %% 500, '{}', 'application/json'
@@ -31,60 +30,60 @@ LOGGED = "select id, shard, xid::text::bigint from outbox.event"
 
 
 @pytest.fixture
-async def books(database: Database) -> AsyncGenerator[Ledger]:
+def books(database: Database) -> Generator[Ledger]:
     """Yield a database with positions to be set by hand."""
-    async with ledger(database) as found:
+    with ledger(database) as found:
         yield found
 
 
-async def sink(books: Ledger, name: str = "s") -> dict[str, Any]:
+def sink(books: Ledger, name: str = "s") -> dict[str, Any]:
     """Return the status of one sink."""
-    return (await admin.status(books.store))["sinks"][name]
+    return (admin.status(books.store))["sinks"][name]
 
 
-async def test_a_new_database_has_no_sinks_and_no_relays(books: Ledger) -> None:
+def test_a_new_database_has_no_sinks_and_no_relays(books: Ledger) -> None:
     retention: dict[str, Any] = {"keep_days": 30, "hold_until": None, "idle": True, "last_pass": None, "blocked": []}
     nothing: dict[str, Any] = {"relays": [], "sinks": {}, "unrouted": [], "in_default_partition": 0}
     nothing["retention"] = retention
     nothing["replays"] = nothing["not_answered"] = []
-    assert await admin.status(books.store) == nothing
+    assert admin.status(books.store) == nothing
 
 
-async def test_a_sink_begins_at_the_beginning_or_now(books: Ledger) -> None:
+def test_a_sink_begins_at_the_beginning_or_now(books: Ledger) -> None:
     books.emit(*"abcde")
-    await books.register(("all", ["*"], "beginning"), ("new", ["*"], "now"), ("none", ["other.*"], "beginning"))
+    books.register(("all", ["*"], "beginning"), ("new", ["*"], "now"), ("none", ["other.*"], "beginning"))
     books.emit(*"fg")
-    found = (await admin.status(books.store))["sinks"]
+    found = (admin.status(books.store))["sinks"]
     assert {name: s["backlog"] for name, s in found.items()} == {"all": 7, "new": 2, "none": 0}
     assert found["none"]["oldest_seconds"] == 0.0 < found["all"]["oldest_seconds"]
     assert all(s["backlog_exact"] for s in found.values())
 
 
-async def test_only_types_of_the_sink_count(books: Ledger) -> None:
-    await books.register(("s", ["order.*", "a_b%"], "beginning"))
+def test_only_types_of_the_sink_count(books: Ledger) -> None:
+    books.register(("s", ["order.*", "a_b%"], "beginning"))
     for event_type in ("order.created", "order.", "orders", "a_b%", "axb%", "a_bc"):
         books.emit("k", type=event_type)
-    assert (await sink(books))["backlog"] == 3
+    assert (sink(books))["backlog"] == 3
 
 
-async def test_oldest_is_the_age_of_the_oldest_event_by_the_clock_of_the_database(books: Ledger) -> None:
-    await books.register(("s", ["*"], "beginning"))
+def test_oldest_is_the_age_of_the_oldest_event_by_the_clock_of_the_database(books: Ledger) -> None:
+    books.register(("s", ["*"], "beginning"))
     first, *_ = books.emit(*"abc")
     books.do("update outbox.event set created_at = created_at - interval '5 minutes' where id = %s", first)
-    assert 300 <= (await sink(books))["oldest_seconds"] < 330
+    assert 300 <= (sink(books))["oldest_seconds"] < 330
 
 
-async def test_a_running_transaction_counts_once_it_has_committed(books: Ledger) -> None:
-    await books.register(("s", ["*"], "beginning"))
+def test_a_running_transaction_counts_once_it_has_committed(books: Ledger) -> None:
+    books.register(("s", ["*"], "beginning"))
     with books.database.connect() as late, books.database.connect() as never:
         emit(late, "a")
         emit(never, "a")
         books.emit("b")
-        await books.catch_up("s")
-        assert (await sink(books))["backlog"] == 0
+        books.catch_up("s")
+        assert (sink(books))["backlog"] == 0
         late.commit()
         never.rollback()
-        assert (await sink(books))["backlog"] == 1
+        assert (sink(books))["backlog"] == 1
 
 
 class Writers:
@@ -136,8 +135,8 @@ def positions(rng: random.Random, ticks: list[Tick], most_id: int) -> dict[int, 
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
-async def test_the_backlog_is_what_no_position_covers(books: Ledger, seed: int) -> None:
-    await books.register(("s", ["*"], "beginning"))
+def test_the_backlog_is_what_no_position_covers(books: Ledger, seed: int) -> None:
+    books.register(("s", ["*"], "beginning"))
     ticks = [BEGINNING]
     place: dict[int, Position] = {}
     kinds: set[str] = set()
@@ -145,13 +144,13 @@ async def test_the_backlog_is_what_no_position_covers(books: Ledger, seed: int) 
         writers = Writers(books.database, stack, seed)
         for _ in range(25):
             writers.work(30)
-            ticks.append(await books.tick())
+            ticks.append(books.tick())
             place = positions(writers.rng, ticks, ticks[-1].seq + 2)
             for position in set(place.values()):
-                await books.place("s", position, [s for s in ALL if place[s] == position])
+                books.place("s", position, [s for s in ALL if place[s] == position])
             logged: list[Any] = books.query(LOGGED)
             left = undone(logged, place)
-            found = await sink(books)
+            found = sink(books)
             assert (found["backlog"], found["backlog_exact"]) == (len(left), True)
             kinds |= {_kind(place[shard], event_id, xid) for event_id, shard, xid in logged if event_id in left}
             assert left <= read_by_a_rebase(logged, upto(books))
@@ -160,7 +159,7 @@ async def test_the_backlog_is_what_no_position_covers(books: Ledger, seed: int) 
     left, before = undone(logged, place), upto(books)
     books.query("select outbox.rebase()")
     assert upto(books) == before
-    found = await sink(books)
+    found = sink(books)
     again = read_by_a_rebase(logged, before)
     assert (found["backlog"], found["backlog_exact"]) == (len(again), True)
     assert left <= again
@@ -184,37 +183,37 @@ def _kind(position: Position, event_id: int, xid: int) -> str:
     return "late for B" if event_id <= b.seq else "above B"
 
 
-async def test_the_last_window_of_an_old_numbering_counts_until_it_is_read(books: Ledger) -> None:
-    await books.register(("s", ["*"], "beginning"))
+def test_the_last_window_of_an_old_numbering_counts_until_it_is_read(books: Ledger) -> None:
+    books.register(("s", ["*"], "beginning"))
     books.emit(*"abc")
-    tick = await books.tick()
+    tick = books.tick()
     books.emit(*"defg")
-    await books.place("s", Position(tick))
+    books.place("s", Position(tick))
     [(floor,)] = books.query("select outbox.rebase()")
-    assert (await sink(books))["backlog"] == 4
+    assert (sink(books))["backlog"] == 4
     books.emit(*"hi")
-    assert (await sink(books))["backlog"] == 6
-    window = (await books.store.positions("s", [0]))[0]
+    assert (sink(books))["backlog"] == 6
+    window = (books.store.positions("s", [0]))[0]
     books.know_epochs("s")
-    await books.place("s", window.at(floor - 1))
-    assert (await sink(books))["backlog"] == 3
-    await books.place("s", window.closed())
-    assert (await sink(books))["backlog"] == 2
+    books.place("s", window.at(floor - 1))
+    assert (sink(books))["backlog"] == 3
+    books.place("s", window.closed())
+    assert (sink(books))["backlog"] == 2
 
 
-async def test_a_zombie_does_not_bring_the_backlog_back(books: Ledger) -> None:
-    await books.register(("s", ["*"], "beginning"))
+def test_a_zombie_does_not_bring_the_backlog_back(books: Ledger) -> None:
+    books.register(("s", ["*"], "beginning"))
     books.emit(*"abc")
-    await books.own("s")
-    await books.catch_up("s")
+    books.own("s")
+    books.catch_up("s")
     books.epochs.clear()
-    await books.place("s", Position(BEGINNING))
-    assert (await sink(books))["backlog"] == 0
+    books.place("s", Position(BEGINNING))
+    assert (sink(books))["backlog"] == 0
 
 
-async def test_rows_count_by_their_state(books: Ledger) -> None:
-    await books.register(("s", ["*"], "beginning"), ("other", ["*"], "beginning"))
-    await books.own("s")
+def test_rows_count_by_their_state(books: Ledger) -> None:
+    books.register(("s", ["*"], "beginning"), ("other", ["*"], "beginning"))
+    books.own("s")
     ids = books.emit(*"abcdefgh")
     far = "2100-01-01T00:00:00Z"
     books.schedule("i", far)
@@ -228,70 +227,70 @@ async def test_rows_count_by_their_state(books: Ledger) -> None:
         books.row(ids[5], lease=books.relay, lease_for=60.0, due_in=0.0),
         books.row(due_since, ordered=False),
     ]
-    await books.park("s", *rows)
-    before = await sink(books)
-    await books.catch_up("s")
-    after = await sink(books)
+    books.park("s", *rows)
+    before = sink(books)
+    books.catch_up("s")
+    after = sink(books)
     for found, in_log in ((before, 2), (after, 0)):
         counts = {name: found[name] for name in ("waiting", "held", "dead", "scheduled", "backlog")}
         assert counts == {"waiting": 4, "held": 2, "dead": 1, "scheduled": 1, "backlog": 6 + in_log}
-    assert (await sink(books, "other"))["backlog"] == 9
-    assert (await sink(books, "other"))["scheduled"] == 1
+    assert (sink(books, "other"))["backlog"] == 9
+    assert (sink(books, "other"))["scheduled"] == 1
 
 
-async def test_what_is_scheduled_is_no_backlog_until_it_is_due_and_then_ages_from_there(books: Ledger) -> None:
-    await books.register(("s", ["*"], "beginning"))
-    await books.own("s")
+def test_what_is_scheduled_is_no_backlog_until_it_is_due_and_then_ages_from_there(books: Ledger) -> None:
+    books.register(("s", ["*"], "beginning"))
+    books.own("s")
     for key in "ab":
         books.schedule(key, "2100-01-01T00:00:00Z")
-    found = await sink(books)
+    found = sink(books)
     assert (found["backlog"], found["scheduled"], found["waiting"], found["oldest_seconds"]) == (0, 2, 0, 0.0)
     books.do("update outbox.scheduled set deliver_at = now() - interval '10 s', created_at = now() - interval '1 day'")
     books.do("select outbox_internal.enter_scheduled(10, '-infinity', 0)")
-    found = await sink(books)
+    found = sink(books)
     assert (found["backlog"], found["scheduled"], found["waiting"]) == (2, 0, 0)
     assert found["oldest_seconds"] < 40
 
 
-async def test_the_oldest_row_counts_and_a_dead_one_does_not(books: Ledger) -> None:
-    await books.register(("s", ["*"], "beginning"))
-    await books.own("s")
+def test_the_oldest_row_counts_and_a_dead_one_does_not(books: Ledger) -> None:
+    books.register(("s", ["*"], "beginning"))
+    books.own("s")
     dead, held, _ = books.emit(*"abc")
-    await books.park("s", books.row(dead, "dead"), books.row(held, "held"))
+    books.park("s", books.row(dead, "dead"), books.row(held, "held"))
     books.do("update outbox.delivery set created_at = created_at - interval '1 hour' where id = %s", dead)
     books.do("update outbox.delivery set created_at = created_at - interval '5 minutes' where id = %s", held)
-    assert 300 <= (await sink(books))["oldest_seconds"] < 330
+    assert 300 <= (sink(books))["oldest_seconds"] < 330
 
 
-async def test_ten_thousand_are_counted_and_more_are_estimated(books: Ledger) -> None:
-    await books.register(("s", ["*"], "beginning"), ("some", ["rare.*"], "beginning"))
+def test_ten_thousand_are_counted_and_more_are_estimated(books: Ledger) -> None:
+    books.register(("s", ["*"], "beginning"), ("some", ["rare.*"], "beginning"))
     books.do(BULK, "test.event", 10_000)
-    found = await sink(books)
+    found = sink(books)
     assert (found["backlog"], found["backlog_exact"]) == (10_000, True)
-    await books.place("s", Position(await books.tick()), range(5))
+    books.place("s", Position(books.tick()), range(5))
     books.do(BULK, "rare.event", 1_000)
     books.do(BULK, "test.event", 24_000)
-    found = await sink(books)
-    left = undone(books.query(LOGGED), await books.store.positions("s", ALL))
+    found = sink(books)
+    left = undone(books.query(LOGGED), books.store.positions("s", ALL))
     assert not found["backlog_exact"]
     assert len(left) * 0.9 < found["backlog"] < len(left) * 1.1
-    assert (await sink(books, "some"))["backlog"] == 1_000
-    assert (await sink(books, "some"))["backlog_exact"]
+    assert (sink(books, "some"))["backlog"] == 1_000
+    assert (sink(books, "some"))["backlog_exact"]
 
 
-async def test_parked_events_beyond_the_position_do_not_spoil_the_count(books: Ledger) -> None:
-    await books.register(("s", ["*"], "beginning"))
-    await books.own("s")
+def test_parked_events_beyond_the_position_do_not_spoil_the_count(books: Ledger) -> None:
+    books.register(("s", ["*"], "beginning"))
+    books.own("s")
     books.do(BULK, "test.event", 12_000)
     parked = [row[0] for row in books.query("select id from outbox.event where id %% 4 <> 0 order by id")]
     shards = dict(books.query("select id, shard from outbox.event"))
-    await books.park("s", *(NewRow(i, shards[i], "dead", ordered=True) for i in parked))
-    found = await sink(books)
+    books.park("s", *(NewRow(i, shards[i], "dead", ordered=True) for i in parked))
+    found = sink(books)
     assert (found["backlog"], found["backlog_exact"], found["dead"]) == (3_000, True, 9_000)
 
 
-async def test_looking_among_events_of_others_ends_after_a_while(books: Ledger) -> None:
-    await books.register(("s", ["rare.*"], "beginning"))
+def test_looking_among_events_of_others_ends_after_a_while(books: Ledger) -> None:
+    books.register(("s", ["rare.*"], "beginning"))
     books.do("select setval('outbox.event_id_seq', 2000000)")
     books.emit("a", type="rare.one")
     ask = statements()["status_backlog"].encode()
@@ -305,14 +304,14 @@ async def test_looking_among_events_of_others_ends_after_a_while(books: Ledger) 
         assert row[:2] == (1, True)
 
 
-async def test_status_reads_little_of_a_long_log_when_every_position_is_at_its_end(books: Ledger) -> None:
-    await books.register(("s", ["*"], "beginning"))
+def test_status_reads_little_of_a_long_log_when_every_position_is_at_its_end(books: Ledger) -> None:
+    books.register(("s", ["*"], "beginning"))
     books.do(BULK, "test.event", 100_000)
-    some = await books.tick()
+    some = books.tick()
     books.emit(*"ab")
-    end = await books.tick()
-    await books.place("s", Position(some, end, end.seq), range(30))
-    await books.place("s", Position(end), range(30, 64))
+    end = books.tick()
+    books.place("s", Position(some, end, end.seq), range(30))
+    books.place("s", Position(end), range(30, 64))
     books.emit(*(f"k{n}" for n in range(100)))
     question = {"sink": "s", "types": None, "most": 10_000, "seconds": 60.0}
     assert _blocks(books, "status_backlog", question) < 1_000
@@ -330,28 +329,28 @@ def _blocks(books: Ledger, name: str, parameters: dict[str, Any]) -> int:
     return plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
 
 
-async def test_types_that_no_sink_takes_are_named(books: Ledger) -> None:
-    await books.register(("s", ["order.*"], "beginning"), ("t", ["user.created"], "beginning"))
+def test_types_that_no_sink_takes_are_named(books: Ledger) -> None:
+    books.register(("s", ["order.*"], "beginning"), ("t", ["user.created"], "beginning"))
     for event_type in ("order.created", "user.created", "user.deleted", "a.b", "a.b"):
         books.emit("k", type=event_type)
-    assert (await admin.status(books.store))["unrouted"] == ["a.b", "user.deleted"]
+    assert (admin.status(books.store))["unrouted"] == ["a.b", "user.deleted"]
     books.do(BULK, "order.x", 10_000)
-    assert (await admin.status(books.store))["unrouted"] == []
+    assert (admin.status(books.store))["unrouted"] == []
 
 
-async def test_events_without_a_partition_of_their_day_are_counted(books: Ledger) -> None:
+def test_events_without_a_partition_of_their_day_are_counted(books: Ledger) -> None:
     books.do("truncate outbox.event")
     late = "insert into outbox.event (shard, type, created_at) values (0, 't', %s)"
     books.do(late, "2001-01-01")
-    assert (await admin.status(books.store))["in_default_partition"] == 1
+    assert (admin.status(books.store))["in_default_partition"] == 1
 
 
-async def test_pause_circuit_last_error_and_shards_without_an_owner_are_shown(books: Ledger) -> None:
-    await books.register(("s", ["*"], "beginning"))
-    await books.own("s", 60)
-    await books.store.record_circuit("s", "half-open", "broker away", 8, 0)
-    assert await admin.pause(books.store, "s")
-    found = await sink(books)
+def test_pause_circuit_last_error_and_shards_without_an_owner_are_shown(books: Ledger) -> None:
+    books.register(("s", ["*"], "beginning"))
+    books.own("s", 60)
+    books.store.record_circuit("s", "half-open", "broker away", 8, 0)
+    assert admin.pause(books.store, "s")
+    found = sink(books)
     assert 0 <= found["circuit_seconds"] < 30
     shown = {name: found[name] for name in ("paused", "paused_reason", "circuit", "in_flight_limit", "last_error")}
     assert found["unowned"] == 4
@@ -364,67 +363,67 @@ async def test_pause_circuit_last_error_and_shards_without_an_owner_are_shown(bo
     }
 
 
-async def test_an_error_that_is_over_is_null_and_has_its_times(books: Ledger) -> None:
-    await books.register(("s", ["*"], "beginning"))
-    assert await last_error(books) == (None, None, None)
-    await books.store.record_mended("s", own=True)
-    assert await last_error(books) == (None, None, None)
-    await books.store.record_circuit("s", "open", "broker away", None, 0)
-    await books.store.record_mended("s", own=True)
-    error, at, mended = await last_error(books)
+def test_an_error_that_is_over_is_null_and_has_its_times(books: Ledger) -> None:
+    books.register(("s", ["*"], "beginning"))
+    assert last_error(books) == (None, None, None)
+    books.store.record_mended("s", own=True)
+    assert last_error(books) == (None, None, None)
+    books.store.record_circuit("s", "open", "broker away", None, 0)
+    books.store.record_mended("s", own=True)
+    error, at, mended = last_error(books)
     assert (error, mended) == ("broker away", None), "the circuit is open"
-    await books.store.record_circuit("s", "closed", None, None, 0)
-    [row] = await books.store.sinks(["s"])
+    books.store.record_circuit("s", "closed", None, None, 0)
+    [row] = books.store.sinks(["s"])
     assert row.last_error_open
-    await books.store.record_mended("s", own=False)
-    assert (await last_error(books))[0] == "broker away", "a relay may still meet it"
-    await books.store.record_mended("s", own=True)
-    error, at_then, mended = await last_error(books)
+    books.store.record_mended("s", own=False)
+    assert (last_error(books))[0] == "broker away", "a relay may still meet it"
+    books.store.record_mended("s", own=True)
+    error, at_then, mended = last_error(books)
     assert (error, at_then) == (None, at)
     assert mended is not None
     assert mended >= str(at)
-    assert (await sink(books))["last_error_mended_seconds_ago"] < 30
-    assert (await sink(books))["mended_error"] == "broker away"
-    [row] = await books.store.sinks(["s"])
+    assert (sink(books))["last_error_mended_seconds_ago"] < 30
+    assert (sink(books))["mended_error"] == "broker away"
+    [row] = books.store.sinks(["s"])
     assert not row.last_error_open
-    await books.store.record_circuit("s", "closed", "topic a: unknown", None, 0)
-    assert (await last_error(books))[::2] == ("topic a: unknown", None)
+    books.store.record_circuit("s", "closed", "topic a: unknown", None, 0)
+    assert (last_error(books))[::2] == ("topic a: unknown", None)
     books.do("update outbox.sink set last_error_at = last_error_at - interval '4 minutes'")
     books.do("update outbox.sink set last_error_mended_at = last_error_mended_at - interval '5 minutes'")
-    await books.store.record_mended("s", own=False)
-    assert (await last_error(books))[0] is None, "no relay has met it for minutes"
+    books.store.record_mended("s", own=False)
+    assert (last_error(books))[0] is None, "no relay has met it for minutes"
 
 
-async def test_an_error_of_a_client_is_not_over_because_events_are_delivered(books: Ledger) -> None:
-    await books.register(("s", ["*"], "beginning"))
-    await books.store.record_trouble("s", "client: no broker answers")
-    [row] = await books.store.sinks(["s"])
+def test_an_error_of_a_client_is_not_over_because_events_are_delivered(books: Ledger) -> None:
+    books.register(("s", ["*"], "beginning"))
+    books.store.record_trouble("s", "client: no broker answers")
+    [row] = books.store.sinks(["s"])
     assert not row.last_error_open
-    await books.store.record_mended("s", own=True)
-    assert (await last_error(books))[0] == "client: no broker answers"
-    await books.store.record_trouble("s", None)
-    assert await last_error(books) == (None, None, None)
+    books.store.record_mended("s", own=True)
+    assert (last_error(books))[0] == "client: no broker answers"
+    books.store.record_trouble("s", None)
+    assert last_error(books) == (None, None, None)
 
 
-async def last_error(books: Ledger) -> tuple[str | None, str | None, str | None]:
+def last_error(books: Ledger) -> tuple[str | None, str | None, str | None]:
     """Return the last error of sink s, its time and the time of its end."""
-    found = await sink(books)
+    found = sink(books)
     return found["last_error"], found["last_error_at"], found["last_error_mended_at"]
 
 
-async def test_relays_that_are_alive_are_listed_with_their_shards(books: Ledger) -> None:
-    await books.register(("s", ["*"], "beginning"), ("t", ["*"], "beginning"))
+def test_relays_that_are_alive_are_listed_with_their_shards(books: Ledger) -> None:
+    books.register(("s", ["*"], "beginning"), ("t", ["*"], "beginning"))
     silent, owner, gone = (Ledger(books.database, books.store) for _ in range(3))
-    await books.live("b", "s", "t")
-    await books.own("s", 20)
-    await silent.live("a", "t")
-    await owner.live("c", "s")
-    await owner.own("s", 30, lease_seconds=600)
-    await gone.live("d", "s")
-    await gone.own("s", lease_seconds=-1)
+    books.live("b", "s", "t")
+    books.own("s", 20)
+    silent.live("a", "t")
+    owner.live("c", "s")
+    owner.own("s", 30, lease_seconds=600)
+    gone.live("d", "s")
+    gone.own("s", lease_seconds=-1)
     old = "update outbox.relay set seen_at = seen_at - interval '50 s' where name = any (%s)"
     books.do(old, ["c", "d"])
-    relays = (await admin.status(books.store))["relays"]
+    relays = (admin.status(books.store))["relays"]
     seen = [relay.pop("seen_seconds_ago") for relay in relays]
     assert relays == [
         {"name": "a", "version": "1.2.3", "stale": False, "shards": {"t": 0}},
@@ -434,24 +433,24 @@ async def test_relays_that_are_alive_are_listed_with_their_shards(books: Ledger)
     assert seen[0] < 30 < 50 <= seen[2] < 80
 
 
-async def test_status_is_json_and_a_table(books: Ledger) -> None:
-    await books.register(("s", ["order.*"], "beginning"))
-    await books.live("relay\x1b[31m", "s")
+def test_status_is_json_and_a_table(books: Ledger) -> None:
+    books.register(("s", ["order.*"], "beginning"))
+    books.live("relay\x1b[31m", "s")
     books.emit("k", type="user.deleted")
-    found = await admin.status(books.store)
+    found = admin.status(books.store)
     assert json.loads(json.dumps(found)) == found
     text = admin.status_text(found)
     assert "\x1b" not in text
     assert "user.deleted" in text
 
 
-async def test_a_part_that_is_locked_is_named_and_hides_no_other(books: Ledger) -> None:
-    await books.register(("s", ["order.*"], "beginning"))
-    await books.live("a", "s")
+def test_a_part_that_is_locked_is_named_and_hides_no_other(books: Ledger) -> None:
+    books.register(("s", ["order.*"], "beginning"))
+    books.live("a", "s")
     books.emit("k", type="user.deleted")
     with books.database.connect() as other:
         other.execute("lock table outbox.replay in access exclusive mode")
-        ended = await asyncio.to_thread(inside, "status", "--json", "--dsn", books.database.dsn)
+        ended = inside("status", "--json", "--dsn", books.database.dsn)
     found = ended.json
     assert ended.code == 1
     assert found["replays"] is None
@@ -460,17 +459,15 @@ async def test_a_part_that_is_locked_is_named_and_hides_no_other(books: Ledger) 
     assert (found["sinks"]["s"]["backlog"], found["unrouted"], len(found["relays"])) == (0, ["user.deleted"], 1)
 
 
-async def test_a_sink_whose_events_cannot_be_counted_shows_the_rest(
-    books: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sink_whose_events_cannot_be_counted_shows_the_rest(books: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = sys.modules["outbox_relay.admin.status"]  # `admin.status` is the function
     monkeypatch.setattr(limits, "ANSWER_SECONDS", 0.5)
     monkeypatch.setattr(limits, "HURRIED_SECONDS", 0.5)
-    await books.register(("s", ["*"], "beginning"), ("t", ["*"], "beginning"))
+    books.register(("s", ["*"], "beginning"), ("t", ["*"], "beginning"))
     books.do("update outbox.sink set paused = true where name = 't'")
     with books.database.connect() as other:
         other.execute("lock table outbox.delivery in access exclusive mode")
-        found = await admin.status(books.store)
+        found = admin.status(books.store)
     parts = [each["part"] for each in found["not_answered"]]
     assert {"backlog of sink s", "backlog of sink t"} <= set(parts)
     assert {found["sinks"][name][count] for name in "st" for count in BACKLOG} == {None}
@@ -480,14 +477,14 @@ async def test_a_sink_whose_events_cannot_be_counted_shows_the_rest(
     assert [line.partition(":")[0] for line in admin.too_old(found, 1e9)] == ["sink s", "sink t"]
 
 
-async def test_nothing_is_left_when_a_relay_has_delivered_everything(books: Ledger) -> None:
+def test_nothing_is_left_when_a_relay_has_delivered_everything(books: Ledger) -> None:
     books.emit(*(f"k{n % 7}" for n in range(300)))
 
-    async def nothing_left() -> bool:
-        found = await sink(books)
+    def nothing_left() -> bool:
+        found = sink(books)
         return (found["backlog"], found["waiting"], found["unowned"]) == (0, 0, 0)
 
-    async with running(books.database.dsn, (spec("s"), MemorySink())):
-        await auntil(nothing_left, seconds=20, what="status shows no backlog")
-        relays = (await admin.status(books.store))["relays"]
+    with running(books.database.dsn, (spec("s"), MemorySink())):
+        until(nothing_left, seconds=20, what="status shows no backlog")
+        relays = (admin.status(books.store))["relays"]
         assert [relay["shards"] for relay in relays] == [{"s": 64}]

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
 
-from outbox_relay.domain.outcomes import Unavailable
-from outbox_relay.formats.topics import TopicTemplate
-from outbox_relay.sinks.contract.handing import an_event, soon
-from outbox_relay.sinks.kafka import KafkaSink
 from tests.support.database import Database, query
 from tests.support.ports import free_port
 from tests.support.proxy import Proxy
@@ -45,28 +40,6 @@ def test_a_relay_whose_destinations_are_both_down_releases_everything_and_ends(
     assert query(database, OWNED) == [(0,)]
     assert query(database, "select count(*) from outbox.relay") == [(0,)]
     assert query(database, "select count(*) from outbox.delivery where lease is not null") == [(0,)]
-
-
-async def test_a_sink_that_asks_a_silent_cluster_is_reset_long_before_it_would_give_up() -> None:
-    asked = asyncio.Event()
-
-    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.set()
-        await reader.read()
-        writer.close()
-
-    server = await asyncio.start_server(silent, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    sink = KafkaSink("events", TopicTemplate.parse("t"), {"bootstrap.servers": f"127.0.0.1:{port}"}, 90.0)
-    await sink.open()
-    try:
-        call = asyncio.ensure_future(sink.deliver([an_event()], soon()))
-        await asyncio.wait_for(asked.wait(), 30)
-        await asyncio.wait_for(sink.reset(), 30)
-        assert [type(verdict) for verdict in await call] == [Unavailable]
-    finally:
-        await sink.close()
-        server.close()
 
 
 def _in_hand(relay: RelayService, sink: str) -> int:

@@ -10,7 +10,7 @@ from outbox_relay.relay import earlier_outcomes
 from tests.support.database import Database
 from tests.support.memory_sink import BOTH, MemorySink
 from tests.support.relay_harness import CountingStore, RelayHarness, running, spec
-from tests.support.wait import auntil
+from tests.support.wait import until
 
 DEAD = 20_000
 FILL = """
@@ -36,41 +36,41 @@ def delivered(sink: MemorySink, key: str) -> list[str]:
     return [event.payload.decode() for event in sink.delivered if event.key == key]
 
 
-async def reached(what: Any, text: str) -> None:
-    async def fact() -> bool:
+def reached(what: Any, text: str) -> None:
+    def fact() -> bool:
         return what()
 
-    await auntil(fact, seconds=20, what=text)
+    until(fact, seconds=20, what=text)
 
 
 def blocked(harness: RelayHarness) -> int:
     """Return the number of keys that are blocked in memory."""
-    session = harness.relays[0].session
+    session = harness.loops[0].session
     assert session
     return len(session.in_flight.blocked)
 
 
-async def register(database: Database) -> None:
+def register(database: Database) -> None:
     """Register sink s: a sink that is registered again begins without rows."""
     store = CountingStore(database.dsn)
-    await store.open()
-    await store.register_sinks([("s", ("*",), "beginning")], (await store.tick()).tick)
-    await store.close()
+    store.open()
+    store.register_sinks([("s", ("*",), "beginning")], (store.tick()).tick)
+    store.close()
 
 
 @BOTH
-async def test_keys_of_dead_rows_are_not_loaded_and_block_their_events(
+def test_keys_of_dead_rows_are_not_loaded_and_block_their_events(
     database: Database, monkeypatch: pytest.MonkeyPatch, keeps_order: bool
 ) -> None:
     monkeypatch.setattr(earlier_outcomes, "LOOK_SECONDS", 0.05)
-    await register(database)
+    register(database)
     do(database, FILL, DEAD)
     do(database, "select setval('outbox.event_id_seq', %s)", 2 * DEAD)
     emit(database, "dead-7", "free", "dead-8", "dead-7")
     sink = MemorySink(keeps_order=keeps_order, holds=True)
-    async with running(database.dsn, (spec("s", hold=True), sink)) as harness:
-        await reached(lambda: delivered(sink, "free"), "what no dead row blocks is delivered")
-        await harness.owns_all()
+    with running(database.dsn, (spec("s", hold=True), sink)) as harness:
+        reached(lambda: delivered(sink, "free"), "what no dead row blocks is delivered")
+        harness.owns_all()
         assert harness.store.returned["blocked_keys"] <= harness.store.calls["blocked_keys"], "the row of nulls alone"
         assert harness.store.returned["discarded"] == 0
         assert blocked(harness) == 2
@@ -82,17 +82,17 @@ async def test_keys_of_dead_rows_are_not_loaded_and_block_their_events(
             ["dead-7", "dead-9"],
         )
         emit(database, "dead-9")
-        await reached(lambda: len(delivered(sink, "dead-7")) == 3 and len(delivered(sink, "dead-9")) == 2, "retried")
+        reached(lambda: len(delivered(sink, "dead-7")) == 3 and len(delivered(sink, "dead-9")) == 2, "retried")
         assert delivered(sink, "dead-7") == ["dead", "1", "1"]
         assert delivered(sink, "dead-9") == ["dead", "1"], "no key of a live row was loaded after it was retried"
 
         do(database, "delete from outbox.delivery where sink = 's' and key = 'dead-8' and state = 'dead'")
-        await reached(lambda: delivered(sink, "dead-8"), "what waited behind a discarded event is delivered")
+        reached(lambda: delivered(sink, "dead-8"), "what waited behind a discarded event is delivered")
 
         do(database, "delete from outbox.delivery where sink = 's' and state = 'dead'")
         emit(database, "a")
-        await reached(lambda: delivered(sink, "a") and not blocked(harness), "no dead row is left")
+        reached(lambda: delivered(sink, "a") and not blocked(harness), "no dead row is left")
         calls = harness.store.calls["still_blocked"]
         emit(database, "b")
-        await reached(lambda: delivered(sink, "b"), "the next event is delivered")
+        reached(lambda: delivered(sink, "b"), "the next event is delivered")
         assert harness.store.calls["still_blocked"] == calls, "reads ask for keys no more"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 import pytest
@@ -41,35 +40,35 @@ select coalesce(sum(seq_tup_read), 0)::bigint, coalesce(sum(idx_tup_fetch), 0)::
   from pg_stat_xact_user_tables where schemaname = 'outbox' and relname like 'event%'"""
 
 
-async def dead_of(books: Ledger, *tenants: str | None) -> list[str]:
+def dead_of(books: Ledger, *tenants: str | None) -> list[str]:
     """Make a dead letter of each tenant, and return their uids."""
     events = books.emit(*(f"k{n}" for n in range(len(tenants))))
     for event, tenant in zip(events, tenants, strict=True):
         books.do("update outbox.event set tenant = %s where id = %s", tenant, event)
-    await books.park("s", *(books.row(event, "dead", error="gone") for event in events))
-    await books.catch_up("s")
+    books.park("s", *(books.row(event, "dead", error="gone") for event in events))
+    books.catch_up("s")
     return [books.uid(event) for event in events]
 
 
-async def dead(books: Ledger, *arguments: str) -> Ended:
+def dead(books: Ledger, *arguments: str) -> Ended:
     """Run a command on dead letters."""
-    return await asyncio.to_thread(inside, "dead", *arguments, "--dsn", books.database.dsn)
+    return inside("dead", *arguments, "--dsn", books.database.dsn)
 
 
-async def test_the_commands_select_the_deliveries_of_a_tenant(books: Ledger) -> None:
-    first, other, none, second = await dead_of(books, "acme", "acme2", None, "acme")
-    listed = (await dead(books, "list", "--tenant", "acme", "--json")).json
+def test_the_commands_select_the_deliveries_of_a_tenant(books: Ledger) -> None:
+    first, other, none, second = dead_of(books, "acme", "acme2", None, "acme")
+    listed = (dead(books, "list", "--tenant", "acme", "--json")).json
     assert ([each["uid"] for each in listed["deliveries"]], listed["total"]) == ([second, first], 2)
-    assert (await dead(books, "list", "--tenant", "ACME", "--json")).json["total"] == 0
-    assert (await dead(books, "list", "--tenant", "acme", "--sink", "s", "--json")).json["total"] == 2
-    [group] = (await dead(books, "summary", "--tenant", "acme", "--json")).json["groups"]
+    assert (dead(books, "list", "--tenant", "ACME", "--json")).json["total"] == 0
+    assert (dead(books, "list", "--tenant", "acme", "--sink", "s", "--json")).json["total"] == 2
+    [group] = (dead(books, "summary", "--tenant", "acme", "--json")).json["groups"]
     assert group["count"] == 2
-    assert (await dead(books, "retry", "--tenant", "acme2", "--dry-run", "--json")).json == {
+    assert (dead(books, "retry", "--tenant", "acme2", "--dry-run", "--json")).json == {
         "matched": 1,
         "exact": True,
     }
-    assert (await dead(books, "retry", "--tenant", "acme2", "--yes", "--json")).json == {"done": 1, "left": 0}
-    ended = await dead(books, "discard", "--tenant", "acme", "--reason", "gone", "--yes", "--json")
+    assert (dead(books, "retry", "--tenant", "acme2", "--yes", "--json")).json == {"done": 1, "left": 0}
+    ended = dead(books, "discard", "--tenant", "acme", "--reason", "gone", "--yes", "--json")
     assert ended.json == {"done": 2, "left": 0}, ended.err
     assert books.query("select uid::text, state from outbox.delivery order by id") == [
         (other, "waiting"),
@@ -79,17 +78,17 @@ async def test_the_commands_select_the_deliveries_of_a_tenant(books: Ledger) -> 
     assert filters == (["acme2", "acme"],)
 
 
-async def test_a_replay_delivers_the_events_of_a_tenant_alone(database: Database) -> None:
+def test_a_replay_delivers_the_events_of_a_tenant_alone(database: Database) -> None:
     """Goes red where one of the reads, the counts, `why` or an erasure leaves the tenant out."""
     sink, clients = MemorySink(), Clients()
     tenants = ["acme", "acme2", None, "acme"]
-    async with running(database.dsn, (spec("s"), sink), replay_client=clients):
+    with running(database.dsn, (spec("s"), sink), replay_client=clients):
         with database.connect() as connection:
             for tenant in tenants:
                 connection.execute("select outbox.emit('t', '1', key => 'k', tenant => %s)", (tenant,))
         events = query(database, "select id, uid::text from outbox.event order by id")
-        await delivered(sink, [event_id for event_id, _ in events])
-        await has(database, "select from outbox_internal.backlog('s', null, 1000, 5.0) where events = 0")
+        delivered(sink, [event_id for event_id, _ in events])
+        has(database, "select from outbox_internal.backlog('s', null, 1000, 5.0) where events = 0")
         mine = [event_id for (event_id, _), tenant in zip(events, tenants, strict=True) if tenant == "acme"]
         assert preview(database, since="PT1H", tenant="acme")["matched"] == 2
         numbers = [
@@ -97,11 +96,11 @@ async def test_a_replay_delivers_the_events_of_a_tenant_alone(database: Database
             start(database, uids=[uid for _, uid in events], tenant="acme"),
         ]
         for number in numbers:
-            await ended(database, number)
+            ended(database, number)
     assert [clients.ids(number) for number in numbers] == [mine, mine]
     assert [counts(database, number) for number in numbers] == [(2, 2, 0, 0)] * 2
     with_replays = [
-        event_id for event_id, uid in events if "replays" in json.loads((await why(database, uid)).out)["sinks"]["s"]
+        event_id for event_id, uid in events if "replays" in json.loads((why(database, uid)).out)["sinks"]["s"]
     ]
     assert with_replays == mine
     waiting = start(database, since="PT1H", tenant="acme")
@@ -111,56 +110,56 @@ async def test_a_replay_delivers_the_events_of_a_tenant_alone(database: Database
         [e for e, _ in events],
     )
     assert pending == sorted((uid,) for event_id, uid in events if event_id in mine)
-    shown = await asyncio.to_thread(inside, "replay", "show", str(waiting), "--dsn", database.dsn)
+    shown = inside("replay", "show", str(waiting), "--dsn", database.dsn)
     assert "tenant acme" in shown.out
 
 
-async def why(database: Database, uid: str) -> Ended:
+def why(database: Database, uid: str) -> Ended:
     """Ask `why`."""
-    return await asyncio.to_thread(inside, "why", uid, "--json", "--dsn", database.dsn)
+    return inside("why", uid, "--json", "--dsn", database.dsn)
 
 
-async def test_the_command_starts_a_replay_of_a_tenant(database: Database) -> None:
+def test_the_command_starts_a_replay_of_a_tenant(database: Database) -> None:
     with database.connect() as connection:
         for tenant in ("acme", "other"):
             connection.execute("select outbox.emit('t', '1', tenant => %s)", (tenant,))
     for sink in ("crm", "idle"):
         register(database, sink)
     words = ("replay", "start", "--sink", "crm", "--to", "idle", "--tenant", "acme", "--dsn", database.dsn)
-    ended_now = await asyncio.to_thread(inside, *words, "--since", "1h", "--dry-run", "--json")
+    ended_now = inside(*words, "--since", "1h", "--dry-run", "--json")
     assert (ended_now.code, ended_now.json) == (0, {"matched": 1, "exact": True})
-    refused = await asyncio.to_thread(inside, *words, "--yes")
+    refused = inside(*words, "--yes")
     assert (refused.code, "a replay needs since, key or uids" in refused.err) == (2, True)
-    assert (await asyncio.to_thread(inside, *words, "--since", "1h", "--yes")).out == "1\n"
+    assert (inside(*words, "--since", "1h", "--yes")).out == "1\n"
     assert query(database, "select filter ->> 'tenant' from outbox.audit") == [("acme",)]
-    [shown] = (await asyncio.to_thread(inside, "replay", "list", "--json", "--dsn", database.dsn)).json["replays"]
+    [shown] = (inside("replay", "list", "--json", "--dsn", database.dsn)).json["replays"]
     assert shown["tenant"] == "acme"
 
 
-async def test_the_page_selects_the_deliveries_of_a_tenant(books: Ledger) -> None:
+def test_the_page_selects_the_deliveries_of_a_tenant(books: Ledger) -> None:
     markup = "<b>&"
-    first, other = await dead_of(books, markup, "acme")
-    async with browsing(books.database) as page:
+    first, other = dead_of(books, markup, "acme")
+    with browsing(books.database) as page:
         query = {"tenant": markup, "state": "dead"}
-        html = await page.get("/exceptions", params=query)
+        html = page.get("/exceptions", params=query)
         assert first in html
         assert other not in html
         assert "<b>" not in html
         assert 'href="/actions/retry?tenant=%3Cb%3E%26&amp;state=dead"' in html.replace("&state", "&amp;state")
-        assert first in await page.get("/exceptions", params={**query, "view": "groups"}) or "gone" in html
-        assert "1 dead delivery matches" in visible(await page.get("/actions/retry", params=query))
-        found = await page.json("/exceptions", params=query)
+        assert first in page.get("/exceptions", params={**query, "view": "groups"}) or "gone" in html
+        assert "1 dead delivery matches" in visible(page.get("/actions/retry", params=query))
+        found = page.json("/exceptions", params=query)
         assert [each["uid"] for each in found["deliveries"]] == [first]
-        summed = await page.json("/exceptions/summary", params=query)
+        summed = page.json("/exceptions/summary", params=query)
         assert [group["count"] for group in summed["groups"]] == [1]
-        assert "1 retried" in await page.act("/actions/retry?tenant=acme&state=dead")
+        assert "1 retried" in page.act("/actions/retry?tenant=acme&state=dead")
     assert books.query("select state from outbox.delivery where uid = %s", other) == [("waiting",)]
 
 
-async def test_an_event_that_is_no_longer_in_the_log_has_no_tenant(books: Ledger) -> None:
-    await dead_of(books, "acme")
+def test_an_event_that_is_no_longer_in_the_log_has_no_tenant(books: Ledger) -> None:
+    dead_of(books, "acme")
     books.do("delete from outbox.event")
-    assert (await dead(books, "list", "--tenant", "acme", "--json")).json["total"] == 0
+    assert (dead(books, "list", "--tenant", "acme", "--json")).json["total"] == 0
 
 
 @pytest.mark.parametrize("wanted", ['{"tenant": ""}', '{"tenant": 1}', json.dumps({"tenant": "x" * 256})])
@@ -170,21 +169,21 @@ def test_what_is_no_tenant_is_refused(database: Database, wanted: str) -> None:
         connection.execute(text, (wanted,))
 
 
-async def test_a_reader_selects_by_tenant(books: Ledger) -> None:
-    [uid] = await dead_of(books, "acme")
+def test_a_reader_selects_by_tenant(books: Ledger) -> None:
+    [uid] = dead_of(books, "acme")
     with new_role(books.database, "read") as role:
         migrate(books.database.dsn, grants={"read": [role]})
         dsn = books.database.dsn_as(role)
-        ended = await asyncio.to_thread(inside, "dead", "list", "--tenant", "acme", "--dsn", dsn)
+        ended = inside("dead", "list", "--tenant", "acme", "--dsn", dsn)
         assert uid in ended.out
-        async with browsing(books.database, dsn=dsn) as page:
-            assert uid in await page.get("/exceptions?tenant=acme")
+        with browsing(books.database, dsn=dsn) as page:
+            assert uid in page.get("/exceptions?tenant=acme")
 
 
 @pytest.mark.parametrize("many", [5_000, pytest.param(100_000, marks=pytest.mark.slow)])
-async def test_each_dead_letter_costs_a_look_and_no_scan_of_the_log(database: Database, many: int) -> None:
-    async with ledger(database) as books:
-        await books.register(("s", ["*"], "beginning"))
+def test_each_dead_letter_costs_a_look_and_no_scan_of_the_log(database: Database, many: int) -> None:
+    with ledger(database) as books:
+        books.register(("s", ["*"], "beginning"))
     with database.connect(autocommit=True) as connection:
         connection.execute(FILL.encode(), (many,))
         connection.execute("analyze outbox.delivery")

@@ -50,10 +50,10 @@ def figures(books: Ledger, backlog: int, oldest: float, age: float = 1.0) -> Non
     books.do("update outbox.figures set at = now(), figures = %s::jsonb", json.dumps(dump(entries)))
 
 
-async def state_of(page: Browser) -> dict[str, str]:
+def state_of(page: Browser) -> dict[str, str]:
     """Return level, word and reason of the state of the sink ``s``."""
-    [sink] = (await page.json("/sinks"))["sinks"]
-    assert sink["state"] == {**(await page.json("/sinks/s"))["state"]}, "the pages agree"
+    [sink] = (page.json("/sinks"))["sinks"]
+    assert sink["state"] == {**(page.json("/sinks/s"))["state"]}, "the pages agree"
     return sink["state"]
 
 
@@ -63,37 +63,37 @@ ERROR = "update outbox.sink set last_error = %s, last_error_at = now() - %s * in
 MINUTE = "insert into outbox.history (sink, at, delivered) values ('s', date_trunc('minute', now()), %s)"
 
 
-async def test_a_sink_that_delivers_nothing_is_not_said_to_flow(books: Ledger) -> None:
+def test_a_sink_that_delivers_nothing_is_not_said_to_flow(books: Ledger) -> None:
     books.do(ERROR, "answered 500", 3)
     figures(books, 12, 20.0)
-    async with browsing(books.database) as page:
-        state = await state_of(page)
+    with browsing(books.database) as page:
+        state = state_of(page)
         assert (state["level"], state["word"]) == ("warning", "not delivering")
         assert state["reason"] == "nothing is delivered: answered 500"
         figures(books, 12, 400.0)
-        assert (await state_of(page))["level"] == "critical", "events are late"
+        assert (state_of(page))["level"] == "critical", "events are late"
         books.do(MINUTE, 7)
-        state = await state_of(page)
+        state = state_of(page)
         assert (state["word"], "last error: answered 500" in state["reason"]) == ("behind", True)
         figures(books, 12, 20.0)
-        state = await state_of(page)
+        state = state_of(page)
         assert state["word"] == "with errors"
         assert state["reason"] == "answered 500; delivered in the last minutes: 7"
 
 
-async def test_an_error_is_over_once_nothing_is_left_to_deliver(books: Ledger) -> None:
+def test_an_error_is_over_once_nothing_is_left_to_deliver(books: Ledger) -> None:
     books.do(ERROR, "answered 410 Gone", 60)
-    async with browsing(books.database) as page:
+    with browsing(books.database) as page:
         figures(books, 1, 61.0)
-        assert (await state_of(page))["word"] == "not delivering"
+        assert (state_of(page))["word"] == "not delivering"
         figures(books, 0, 0.0)
-        assert await state_of(page) == {"level": "ok", "word": "flowing", "reason": ""}
+        assert state_of(page) == {"level": "ok", "word": "flowing", "reason": ""}
         books.do(ERROR, "answered 410 Gone", 0)
         figures(books, 0, 0.0, age=5.0)
-        assert (await state_of(page))["word"] == "not delivering", "the backlog was measured before the error"
+        assert (state_of(page))["word"] == "not delivering", "the backlog was measured before the error"
         books.do(ERROR, "client: no broker answers", 60)
         figures(books, 0, 0.0)
-        assert "no broker answers" in (await state_of(page))["reason"], "a client looks without an event too"
+        assert "no broker answers" in (state_of(page))["reason"], "a client looks without an event too"
 
 
 DOWN = Unavailable("refused by crm:443", attempt=Attempt("connection_refused"))
@@ -101,157 +101,155 @@ LASTING = RetryPolicy(attempts=10_000, base_seconds=0.1, max_seconds=0.5, jitter
 
 
 @pytest.mark.parametrize("verdict", [DOWN, Failed("answered 500", 500)], ids=["down", "500"])
-async def test_a_destination_that_takes_nothing_is_named_and_recovers(
+def test_a_destination_that_takes_nothing_is_named_and_recovers(
     database: Database, verdict: Unavailable | Failed
 ) -> None:
     broken = [True]
     sink = MemorySink(lambda _event, _attempt: verdict if broken else DELIVERED, keeps_order=False)
-    async with running(database.dsn, (spec("s", retry=LASTING), sink)) as harness, browsing(database) as page:
-        await harness.owns_all()
+    with running(database.dsn, (spec("s", retry=LASTING), sink)) as harness, browsing(database) as page:
+        harness.owns_all()
         events = emit(database, ["a"])
-        await has(database, "select 1 from outbox.sink where last_error is not null")
-        state = await state_of(page)
+        has(database, "select 1 from outbox.sink where last_error is not null")
+        state = state_of(page)
         assert state["word"] in ("not delivering", "destination down")
         assert verdict.reason in state["reason"]
         broken.clear()
-        await delivered(sink, events)
-        await has(
-            database, "select 1 from outbox.sink where circuit = 'closed' and last_error_mended_at > last_error_at"
-        )
-        assert (await state_of(page))["word"] == "flowing"
+        delivered(sink, events)
+        has(database, "select 1 from outbox.sink where circuit = 'closed' and last_error_mended_at > last_error_at")
+        assert (state_of(page))["word"] == "flowing"
 
 
-async def test_an_event_that_is_refused_without_a_count_names_its_last_attempt(database: Database) -> None:
+def test_an_event_that_is_refused_without_a_count_names_its_last_attempt(database: Database) -> None:
     in_part = replace(DOWN, part="a part")  # so that its event becomes a row
     sink = MemorySink(lambda _event, _attempt: in_part, keeps_order=False)
-    async with running(database.dsn, (spec("s"), sink)) as harness, browsing(database) as page:
-        await harness.owns_all()
+    with running(database.dsn, (spec("s"), sink)) as harness, browsing(database) as page:
+        harness.owns_all()
         emit(database, ["a"])
-        await has(database, "select 1 from outbox.delivery where last_attempt_at is not null and state = 'waiting'")
-        for path in ("/exceptions?state=waiting", "/exceptions?state=all", await page.key_path("a")):
-            rows = visible(await page.get(path))
+        has(database, "select 1 from outbox.delivery where last_attempt_at is not null and state = 'waiting'")
+        for path in ("/exceptions?state=waiting", "/exceptions?state=all", page.key_path("a")):
+            rows = visible(page.get(path))
             assert re.search(rf"0 not counted, last {TIME.pattern} .*refused by crm:443", rows), path
 
 
-async def test_a_relay_that_has_missed_heartbeats_is_marked(books: Ledger) -> None:
-    async with browsing(books.database) as page:
-        assert "not seen" not in visible(await page.get("/relays"))
+def test_a_relay_that_has_missed_heartbeats_is_marked(books: Ledger) -> None:
+    with browsing(books.database) as page:
+        assert "not seen" not in visible(page.get("/relays"))
         books.do("update outbox.shard set lease_until = now() + interval '5 seconds'")
         books.do("update outbox.relay set seen_at = now() - interval '11 seconds'")
         for path in ("/", "/relays"):
-            html = visible(await page.get(path))
+            html = visible(page.get(path))
             assert re.search(r"1\d\.\d s ago not seen it hangs, has ended, or cannot reach the database", html), path
         books.do("update outbox.shard set lease_until = now() + interval '40 seconds'")
-        assert "not seen" not in visible(await page.get("/relays")), "with such a lease, a heartbeat comes every 20 s"
+        assert "not seen" not in visible(page.get("/relays")), "with such a lease, a heartbeat comes every 20 s"
         books.do("update outbox.shard set owner = null, lease_until = now() - interval '1 second'")
-        assert "not seen" not in visible(await page.get("/relays")), "its lease is not known"
+        assert "not seen" not in visible(page.get("/relays")), "its lease is not known"
         books.do("update outbox.relay set seen_at = now() - interval '26 seconds'")
-        [relay] = (await page.json("/relays"))["relays"]
+        [relay] = (page.json("/relays"))["relays"]
         assert (relay["stale"], relay["shards"]) == (True, {"s": 0})
 
 
 # -- where one is -----------------------------------------------------------------------------------------------------
 
 
-async def test_every_page_names_its_database_and_its_environment(books: Ledger) -> None:
+def test_every_page_names_its_database_and_its_environment(books: Ledger) -> None:
     port = books.database.server.port
     place = f":{port}/{books.database.name}"
-    async with browsing(books.database, label="staging") as page:
+    with browsing(books.database, label="staging") as page:
         paths = {"/": 200, "/exceptions": 200, "/relays": 200, "/database": 200, "/audit": 200, "/sinks/s": 200,
                  "/replays": 200, "/actions/pause?sink=s": 200, "/nowhere": 404, "/sinks/t": 404}  # fmt: skip
         for path, status in paths.items():
-            html = await page.get(path, status)
+            html = page.get(path, status)
             assert re.search(rf"staging \S*{re.escape(place)} ", visible(html.partition("<header>")[2])), path
             assert f"{place}</title>" in html, "tabs differ"
     secret = f"postgresql://postgres:hunter2@127.0.0.1:{port}/{books.database.name}"
-    async with browsing(books.database, dsn=secret) as page:
-        html = await page.get("/nowhere", 404)
+    with browsing(books.database, dsn=secret) as page:
+        html = page.get("/nowhere", 404)
         assert f"127.0.0.1{place}" in visible(html)
         assert "hunter2" not in html
-    async with browsing(books.database, dsn="host=/nowhere dbname=shop") as page:
-        assert "/nowhere:5432/shop" in visible(await page.get("/", 503))
+    with browsing(books.database, dsn="host=/nowhere dbname=shop") as page:
+        assert "/nowhere:5432/shop" in visible(page.get("/", 503))
 
 
 # -- exceptions -------------------------------------------------------------------------------------------------------
 
 
-async def park_one_of_each(books: Ledger) -> dict[str, str]:
+def park_one_of_each(books: Ledger) -> dict[str, str]:
     """Make a delivery in each state; return their uids."""
     dead, first, held = books.emit("a", "b", "b")
-    await books.park("s", books.row(dead, "dead", error="no"), books.row(first, due_in=3600.0), books.row(held, "held"))
-    await books.catch_up("s")
+    books.park("s", books.row(dead, "dead", error="no"), books.row(first, due_in=3600.0), books.row(held, "held"))
+    books.catch_up("s")
     uids = {state: books.uid(event) for state, event in (("dead", dead), ("waiting", first), ("held", held))}
     return {**uids, "scheduled": books.schedule("c", "2100-01-01T00:00:00Z")}
 
 
 @pytest.mark.parametrize("action", ["Retry", "Discard"])
 @pytest.mark.parametrize("path", ["/exceptions", "/exceptions?sink=&type=&state=dead", "/exceptions?sink=s"])
-async def test_an_action_on_all_that_match_does_what_the_list_shows(books: Ledger, action: str, path: str) -> None:
-    uids = await park_one_of_each(books)
-    async with browsing(books.database) as page:
-        html = await page.get(path)
+def test_an_action_on_all_that_match_does_what_the_list_shows(books: Ledger, action: str, path: str) -> None:
+    uids = park_one_of_each(books)
+    with browsing(books.database) as page:
+        html = page.get(path)
         assert [uid for uid in uids.values() if uid in html] == [uids["dead"]]
         [link] = re.findall(rf'href="([^"]*)">{action} all that match', html)
-        assert "1 dead delivery matches" in visible(await page.get(unescape(link)))
-        assert "1 retried" in (done := await page.act(unescape(link), reason="why not")) or "1 discarded" in done
+        assert "1 dead delivery matches" in visible(page.get(unescape(link)))
+        assert "1 retried" in (done := page.act(unescape(link), reason="why not")) or "1 discarded" in done
     states = dict(books.query("select uid::text, state from outbox.delivery"))
     assert states.get(uids["dead"]) == ("waiting" if action == "Retry" else None)
     assert (states[uids["waiting"]], states[uids["held"]]) == ("waiting", "held")
 
 
-async def test_a_list_shows_all_states_and_leads_to_the_actions_of_each(books: Ledger) -> None:
-    uids = await park_one_of_each(books)
-    async with browsing(books.database) as page:
+def test_a_list_shows_all_states_and_leads_to_the_actions_of_each(books: Ledger) -> None:
+    uids = park_one_of_each(books)
+    with browsing(books.database) as page:
         for path in ("/exceptions?state=all", "/exceptions?state=all&type=test.*&sink=s"):
-            html = await page.get(path)
+            html = page.get(path)
             assert [uid for uid in uids.values() if uid in html] == list(uids.values()), path
             assert '<option value="all" selected>all states</option>' in html
             assert "all that match</a>" not in html, "no action is on several states"
             assert "choose one state: dead, waiting, held, scheduled" in said(html)
-        groups = (await page.json("/exceptions/summary?state=all"))["groups"]
+        groups = (page.json("/exceptions/summary?state=all"))["groups"]
         assert {group["state"] for group in groups} == set(uids)
-        found = (await page.json("/exceptions?state=all"))["deliveries"]
+        found = (page.json("/exceptions?state=all"))["deliveries"]
         assert {each["uid"] for each in found} == set(uids.values())
         for action in ("retry", "discard"):
-            assert "state should be one of dead" in visible(await page.get(f"/actions/{action}?state=all", 400))
+            assert "state should be one of dead" in visible(page.get(f"/actions/{action}?state=all", 400))
 
 
-async def test_an_empty_list_says_what_is_in_other_states(books: Ledger) -> None:
-    uids = await park_one_of_each(books)
+def test_an_empty_list_says_what_is_in_other_states(books: Ledger) -> None:
+    uids = park_one_of_each(books)
     books.do("delete from outbox.delivery where state = 'dead'")
-    async with browsing(books.database) as page:
+    with browsing(books.database) as page:
         for path in ("/exceptions", "/exceptions?view=groups"):
-            html = await page.get(path)
+            html = page.get(path)
             assert "No dead letter matches. In other states: 1 waiting, 1 held, 1 scheduled." in said(html)
             [link] = re.findall(r'href="([^"]*)">1 held', html)
-            assert uids["held"] in await page.get(unescape(link))
-        assert "No dead letter matches. Events" in visible(await page.get("/exceptions?type=other.*"))
-        assert "In other states" not in await page.get("/exceptions?before=0-s"), "that page is not the first"
+            assert uids["held"] in page.get(unescape(link))
+        assert "No dead letter matches. Events" in visible(page.get("/exceptions?type=other.*"))
+        assert "In other states" not in page.get("/exceptions?before=0-s"), "that page is not the first"
 
 
 # -- figures, charts and times ----------------------------------------------------------------------------------------
 
 
-async def test_the_top_bucket_of_a_percentile_is_shown_as_a_bound(books: Ledger) -> None:
+def test_the_top_bucket_of_a_percentile_is_shown_as_a_bound(books: Ledger) -> None:
     books.do(
         "insert into outbox.history (sink, at, delivered, end_to_end_p50, end_to_end_p99, claim_p99) "
         "select s, date_trunc('minute', now()), 3, 181.0, 300.0, 300.0 from unnest('{s,\"\"}'::text[]) s"
     )
-    async with browsing(books.database) as page:
-        assert "3 min 1 s more than 5 min 0 s" in section(await page.get("/"), "sinks")
-        assert "End to end, p99, at most more than 5 min" not in (html := visible(await page.get("/sinks/s")))
+    with browsing(books.database) as page:
+        assert "3 min 1 s more than 5 min 0 s" in section(page.get("/"), "sinks")
+        assert "End to end, p99, at most more than 5 min" not in (html := visible(page.get("/sinks/s")))
         assert "End to end, p99, more than 5 min 0 s" in html
-        assert "Claims, p99, more than 5 min 0 s" in visible(await page.get("/database"))
+        assert "Claims, p99, more than 5 min 0 s" in visible(page.get("/database"))
 
 
-async def test_charts_have_scales_times_and_the_value_of_each_point(books: Ledger) -> None:
+def test_charts_have_scales_times_and_the_value_of_each_point(books: Ledger) -> None:
     books.do(
         "insert into outbox.history (sink, at, delivered, backlog) "
         "select 's', date_trunc('minute', now()) - n * interval '1 minute', 1000 + n, 5 from generate_series(0, 30) n"
     )
-    async with browsing(books.database) as page:
+    with browsing(books.database) as page:
         for period, hours in (("2h", 1.9), ("48h", 47.0)):
-            html = await page.get(f"/sinks/s?period={period}")
+            html = page.get(f"/sinks/s?period={period}")
             figure = html.partition("<figcaption>Delivered")[2].partition("</figure>")[0]
             top, zero, *_ = re.findall(r"<span>([\d,]+)</span>", figure)
             assert (int(top.replace(",", "")) >= 1000, zero) == (True, "0")
@@ -259,23 +257,23 @@ async def test_charts_have_scales_times_and_the_value_of_each_point(books: Ledge
             [(span,)] = books.query("select extract(epoch from %s::timestamptz - %s::timestamptz) / 3600", last, first)
             assert float(span) > hours
             assert re.search(rf"<title>{TIME.pattern}: [\d,]+</title>", figure), "shown while the pointer is on it"
-        assert re.search(rf"<title>{TIME.pattern}: 1,03\d</title>", await page.get("/"))
+        assert re.search(rf"<title>{TIME.pattern}: 1,03\d</title>", page.get("/"))
 
 
-async def test_times_have_one_form_with_a_zone_in_tables_and_texts(books: Ledger) -> None:
-    uids = await park_one_of_each(books)
+def test_times_have_one_form_with_a_zone_in_tables_and_texts(books: Ledger) -> None:
+    uids = park_one_of_each(books)
     books.do("update outbox.sink set last_error = 'x', last_error_at = now()")
     keeper = {"kind": "sink", "name": "s", "paused": True, "shards": 64, "since": "2026-11-01T00:00:00+00:00"}
     books.do("insert into outbox.day (day, kept_by) values ('2026-10-30', %s::jsonb)", json.dumps([keeper]))
-    async with browsing(books.database) as page:
+    with browsing(books.database) as page:
         link = f"/actions/discard?uid={uids['dead']}&sink=s&state=dead"
-        assert "1 discarded" in await page.act(link, reason="it is gone")
-        event = visible(await page.get(f"/events/{uids['dead']}"))
+        assert "1 discarded" in page.act(link, reason="it is gone")
+        event = visible(page.get(f"/events/{uids['dead']}"))
         assert re.search(rf"discarded at {TIME.pattern} by anna@page: it is gone", event)
         paths = ("/", "/sinks/s", "/exceptions?state=all", "/database", "/audit", f"/events/{uids['dead']}",
-                 await page.key_path("b"), "/actions/replay?sink=s&since=1h")  # fmt: skip
+                 page.key_path("b"), "/actions/replay?sink=s&since=1h")  # fmt: skip
         for path in paths:
-            text = visible(await page.get(path))
+            text = visible(page.get(path))
             assert not ISO_TIME.search(text), path
             assert not re.search(r"\d\d:\d\d:\d\d(?! UTC)", text), f"{path}: a time without a zone"
 
@@ -283,47 +281,47 @@ async def test_times_have_one_form_with_a_zone_in_tables_and_texts(books: Ledger
 # -- findings, and what a role cannot see -----------------------------------------------------------------------------
 
 
-async def test_old_findings_are_examined_again_before_they_are_shown(books: Ledger) -> None:
-    async with browsing(books.database) as page:
+def test_old_findings_are_examined_again_before_they_are_shown(books: Ledger) -> None:
+    with browsing(books.database) as page:
         ahead = [0.0]
         page.site.findings = CachedFindings(lambda: time.monotonic() + ahead[0])
-        html = visible(await page.get("/"))
+        html = visible(page.get("/"))
         assert re.search(r"Findings examined [\d.]+ s ago", html), "even at the first look"
         books.do("select outbox.set_paused('s', true, 'anna', 'maintenance')")
         ahead[0] = 2820.0
-        assert "sink s is paused" in section(await page.get("/"), "findings")
+        assert "sink s is paused" in section(page.get("/"), "findings")
 
 
 @pytest.mark.parametrize("kinds", [("read",), ("read", "operate")], ids=["read", "operate"])
-async def test_what_a_role_cannot_see_is_said_to_be_unknown(books: Ledger, kinds: tuple[str, ...]) -> None:
+def test_what_a_role_cannot_see_is_said_to_be_unknown(books: Ledger, kinds: tuple[str, ...]) -> None:
     with new_role(books.database, "page") as role:
         migrate(books.database.dsn, grants={kind: [role] for kind in kinds})
         with books.database.connect() as other:
             other.execute("create temporary table kept (n integer)")
-            async with browsing(books.database, dsn=books.database.dsn_as(role)) as page:
+            with browsing(books.database, dsn=books.database.dsn_as(role)) as page:
                 for path in ("/", "/database", "/relays", "/sinks/s", "/audit"):
-                    assert "permission denied" not in await page.get(path), path
-                transactions = section(await page.get("/database"), "transactions")
+                    assert "permission denied" not in page.get(path), path
+                transactions = section(page.get("/database"), "transactions")
                 assert "unknown: not visible to this role" in transactions
                 assert "None" not in transactions
-                await page.site.findings.finish()
-                overview = section(await page.get("/"), "findings")
+                page.site.findings.finish(30)
+                overview = section(page.get("/"), "findings")
                 assert "permission denied" not in overview
                 assert "not examined: foreign privileges: not visible to this role" in overview
-    async with browsing(books.database) as page:
-        assert "None is older than five seconds" in section(await page.get("/database"), "transactions")
+    with browsing(books.database) as page:
+        assert "None is older than five seconds" in section(page.get("/database"), "transactions")
 
 
 # -- keys -------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_key_has_the_whole_history_of_its_events(books: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_has_the_whole_history_of_its_events(books: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     events = books.emit("k", "k", "k", "other", "k")
-    await books.park("s", books.row(events[2], "dead", error="gone", status=410))
-    await books.catch_up("s")
+    books.park("s", books.row(events[2], "dead", error="gone", status=410))
+    books.catch_up("s")
     uids = [books.uid(event) for event in events]
-    async with browsing(books.database) as page:
-        html = await page.get(await page.key_path("k"))
+    with browsing(books.database) as page:
+        html = page.get(page.key_path("k"))
         history = section(html, "history")
         assert [uid for uid in uids if uid in history] == [*uids[:3], uids[4]]
         assert history.index(uids[4]) < history.index(uids[0]), "newest first"
@@ -332,9 +330,9 @@ async def test_a_key_has_the_whole_history_of_its_events(books: Ledger, monkeypa
         assert 'when_dead = "hold"' in visible(html)
         assert "after_dead" not in html
         monkeypatch.setattr("outbox_relay.ui.view_events.KEY_EVENTS", 3)
-        html = await page.get(await page.key_path("k"))
+        html = page.get(page.key_path("k"))
         assert uids[0] not in html
         [older] = re.findall(r'href="([^"]*before=[^"]*)">Older', html)
-        assert uids[0] in section(await page.get(older), "history")
-        found = await page.json((await page.key_path("k")) + "?before=1")
+        assert uids[0] in section(page.get(older), "history")
+        found = page.json((page.key_path("k")) + "?before=1")
         assert (found["events"], found["next"]) == ([], None)

@@ -34,12 +34,12 @@ ERRORS: tuple[tuple[str | None, int | None], ...] = (
 of a third."""
 
 
-async def dead_letters(books: Ledger, *errors: tuple[str | None, int | None], type: str = "test.event") -> list[str]:  # noqa: A002 - emit's name
+def dead_letters(books: Ledger, *errors: tuple[str | None, int | None], type: str = "test.event") -> list[str]:  # noqa: A002 - emit's name
     """Make a dead letter for each error and status, and return their uids."""
     events = books.emit(*(f"k{n}" for n in range(len(errors))), type=type)
     rows = [books.row(event, "dead", error=e, status=s) for event, (e, s) in zip(events, errors, strict=True)]
-    await books.park("s", *rows)
-    await books.catch_up("s")
+    books.park("s", *rows)
+    books.catch_up("s")
     return [books.uid(event) for event in events]
 
 
@@ -50,9 +50,9 @@ def uids_in(books: Ledger, state: str | None) -> list[str]:
     return [uid for (uid,) in books.query("select uid::text from outbox.delivery where state = %s order by id", state)]
 
 
-async def group_links(page: Browser, action: str, path: str = GROUPS) -> dict[tuple[str, str | None, str | None], str]:
+def group_links(page: Browser, action: str, path: str = GROUPS) -> dict[tuple[str, str | None, str | None], str]:
     """Return the paths of an action on groups, by type, status and kind of their errors."""
-    links = [unescape(link) for link in LINK.findall((await page.get(path)).partition('<div id="live"')[2])]
+    links = [unescape(link) for link in LINK.findall((page.get(path)).partition('<div id="live"')[2])]
     found: dict[tuple[str, str | None, str | None], str] = {}
     for link in links:
         given = {name: values[0] for name, values in parse_qs(urlsplit(link).query, keep_blank_values=True).items()}
@@ -72,123 +72,126 @@ KIND: dict[tuple[str | None, str | None], list[int]] = {
 
 @pytest.mark.parametrize(("action", "state"), [("retry", "waiting"), ("discard", None)])
 @pytest.mark.parametrize("group", KIND, ids=lambda group: group[0] or group[1] or "none")
-async def test_an_action_on_a_group_changes_exactly_that_group(
+def test_an_action_on_a_group_changes_exactly_that_group(
     books: Ledger, action: str, state: str | None, group: tuple[str | None, str | None]
 ) -> None:
-    uids = await dead_letters(books, *ERRORS)
-    await dead_letters(books, *ERRORS, type="test.event.other")
-    async with browsing(books.database) as page:
-        links = await group_links(page, action)
+    uids = dead_letters(books, *ERRORS)
+    dead_letters(books, *ERRORS, type="test.event.other")
+    with browsing(books.database) as page:
+        links = group_links(page, action)
         assert links.keys() == {(type_, *each) for each in KIND for type_ in ("test.event", "test.event.other")}
         link = links["test.event", *group]
-        assert f"{len(KIND[group])} dead deliver" in await page.get(link)
-        said = await page.act(link, reason="that group")
+        assert f"{len(KIND[group])} dead deliver" in page.get(link)
+        said = page.act(link, reason="that group")
         assert f"{len(KIND[group])} {'retried' if action == 'retry' else 'discarded'}" in said
     assert uids_in(books, state) == [uids[place] for place in KIND[group]]
 
 
-async def test_the_count_of_a_group_leads_to_its_deliveries(books: Ledger) -> None:
-    uids = await dead_letters(books, *ERRORS)
-    async with browsing(books.database) as page:
+def test_the_count_of_a_group_leads_to_its_deliveries(books: Ledger) -> None:
+    uids = dead_letters(books, *ERRORS)
+    with browsing(books.database) as page:
         for path in (GROUPS, "/sinks/s"):
-            html = (await page.get(path)).partition('<div id="live"')[2]
+            html = (page.get(path)).partition('<div id="live"')[2]
             links = [unescape(link) for link in re.findall(r'href="(/exceptions\?[^"]*type=test[^"]*)"', html)]
             assert len(links) == len(KIND)
-            shown = [{uid for uid in uids if uid in html} for html in [await page.get(link) for link in links]]
+            shown = [{uid for uid in uids if uid in html} for html in [page.get(link) for link in links]]
             assert sorted(map(sorted, shown)) == sorted(sorted(uids[n] for n in places) for places in KIND.values())
-        assert "Only errors without a status of the kind" in await page.get("/exceptions?kind=timed+out+after+N+s")
+        assert "Only errors without a status of the kind" in page.get("/exceptions?kind=timed+out+after+N+s")
 
 
-async def test_a_group_is_selected_among_those_that_a_filter_left(books: Ledger) -> None:
-    [first, *_] = await dead_letters(books, ("down", None), ("down", None))
+def test_a_group_is_selected_among_those_that_a_filter_left(books: Ledger) -> None:
+    [first, *_] = dead_letters(books, ("down", None), ("down", None))
     books.do("update outbox.delivery set created_at = now() - interval '2 days' where uid = %s::uuid", first)
-    async with browsing(books.database) as page:
-        [link] = (await group_links(page, "retry", f"{GROUPS}&until=1d")).values()
-        assert "1 retried" in await page.act(link)
+    with browsing(books.database) as page:
+        [link] = (group_links(page, "retry", f"{GROUPS}&until=1d")).values()
+        assert "1 retried" in page.act(link)
     assert uids_in(books, "waiting") == [first]
 
 
-async def test_a_viewer_is_offered_no_action_on_a_group(books: Ledger) -> None:
-    await dead_letters(books, ("down", None))
-    async with browsing(books.database, user=User("bob", "viewer")) as page:
-        assert "/actions/" not in await page.get(GROUPS)
+def test_a_viewer_is_offered_no_action_on_a_group(books: Ledger) -> None:
+    dead_letters(books, ("down", None))
+    with browsing(books.database, user=User("bob", "viewer")) as page:
+        assert "/actions/" not in page.get(GROUPS)
 
 
-async def test_programs_name_the_kind_of_an_error(books: Ledger, tokens: Tokens) -> None:
-    await dead_letters(books, *ERRORS)
-    async with browsing(books.database, tokens=tokens) as page:
-        found = (await page.json("/exceptions/summary"))["groups"]
+def test_programs_name_the_kind_of_an_error(books: Ledger, tokens: Tokens) -> None:
+    dead_letters(books, *ERRORS)
+    with browsing(books.database, tokens=tokens) as page:
+        found = (page.json("/exceptions/summary"))["groups"]
         kinds = {(str(each["status"]) if each["status"] else None, each["error"]) for each in found}
         assert kinds == {(status, kind or None) for status, kind in KIND}
         asked = {"kind": "timed out after N s", "state": "dead"}
-        planned = await post(page, "discard", **asked, dry_run=True)
+        planned = post(page, "discard", **asked, dry_run=True)
         assert planned["effects"][0] == "2 dead deliveries match."
-        assert (await post(page, "discard", **planned["fields"], reason="of no use"))["result"] == "2 discarded"
-    [audit] = await admin.audit(books.store, None, 10)
+        assert (post(page, "discard", **planned["fields"], reason="of no use"))["result"] == "2 discarded"
+    [audit] = admin.audit(books.store, None, 10)
     assert audit["filter"]["kind"] == "timed out after N s"
 
 
 # -- no more than was counted -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.fence("an action changes more than was counted before it was confirmed")
 @pytest.mark.parametrize(("action", "state"), [("retry", "waiting"), ("discard", None)])
-async def test_what_dies_after_the_dry_run_is_left(books: Ledger, action: str, state: str | None) -> None:
-    counted = await dead_letters(books, ("down", None), ("down", None))
-    async with browsing(books.database) as page:
-        form = form_fields(await page.get(f"/actions/{action}?error=down&state=dead"))
-        later = await dead_letters(books, ("down", None))
-        answer = await page.post(f"/actions/{action}", {**form, "reason": "mended"})
-        assert "2 retried" in (said := visible(await page.get(answer.headers["location"]))) or "2 discarded" in said
+def test_what_dies_after_the_dry_run_is_left(books: Ledger, action: str, state: str | None) -> None:
+    counted = dead_letters(books, ("down", None), ("down", None))
+    with browsing(books.database) as page:
+        form = form_fields(page.get(f"/actions/{action}?error=down&state=dead"))
+        later = dead_letters(books, ("down", None))
+        answer = page.post(f"/actions/{action}", {**form, "reason": "mended"})
+        assert "2 retried" in (said := visible(page.get(answer.headers["location"]))) or "2 discarded" in said
     assert uids_in(books, state) == counted
     assert set(uids_in(books, "dead")) == set(later)
 
 
-async def test_what_was_retried_meanwhile_and_died_again_is_left(books: Ledger) -> None:
-    first, second = await dead_letters(books, ("down", None), ("down", None))
-    async with browsing(books.database) as page:
-        form = form_fields(await page.get("/actions/discard?state=dead"))
-        assert "1 retried" in await page.act(f"/actions/retry?uid={first}&state=dead")
+def test_what_was_retried_meanwhile_and_died_again_is_left(books: Ledger) -> None:
+    first, second = dead_letters(books, ("down", None), ("down", None))
+    with browsing(books.database) as page:
+        form = form_fields(page.get("/actions/discard?state=dead"))
+        assert "1 retried" in page.act(f"/actions/retry?uid={first}&state=dead")
         books.do("update outbox.delivery set state = 'dead', last_attempt_at = clock_timestamp(), last_error = 'down' "
                  "where state = 'waiting'")  # fmt: skip
-        await page.post("/actions/discard", {**form, "reason": "of no use"})
+        page.post("/actions/discard", {**form, "reason": "of no use"})
     assert (uids_in(books, None), uids_in(books, "dead")) == ([second], [first])
 
 
-async def test_ages_count_from_the_dry_run(books: Ledger) -> None:
+@pytest.mark.fence("an action changes more than was counted before it was confirmed")
+def test_ages_count_from_the_dry_run(books: Ledger) -> None:
     """Goes red if ``until=1h`` means an hour before the action: the second one would be meant too."""
-    first, second = await dead_letters(books, ("down", None), ("down", None))
+    first, second = dead_letters(books, ("down", None), ("down", None))
     books.do("update outbox.delivery set created_at = now() - interval '2 hours' where uid = %s::uuid", first)
-    async with browsing(books.database) as page:
-        form = form_fields(await page.get("/actions/retry?until=1h&state=dead"))
+    with browsing(books.database) as page:
+        form = form_fields(page.get("/actions/retry?until=1h&state=dead"))
         move = "update outbox.delivery set created_at = %s::timestamptz - interval '1 hour' where uid = %s::uuid"
         books.do(move, form["as_of"], second)
-        await page.post("/actions/retry", form)
+        page.post("/actions/retry", form)
     assert uids_in(books, "waiting") == [first]
 
 
-async def test_a_row_under_another_error_than_the_counted_one_is_left(books: Ledger) -> None:
+def test_a_row_under_another_error_than_the_counted_one_is_left(books: Ledger) -> None:
     [event] = books.emit("k")
-    await books.park("s", books.row(event, "waiting", due_in=60.0, error="down", status=500))
-    await books.catch_up("s")
-    async with browsing(books.database) as page:
-        by_error = form_fields(await page.get("/actions/discard?error=down&state=waiting"))
-        by_state = form_fields(await page.get("/actions/discard?sink=s&state=waiting"))
+    books.park("s", books.row(event, "waiting", due_in=60.0, error="down", status=500))
+    books.catch_up("s")
+    with browsing(books.database) as page:
+        by_error = form_fields(page.get("/actions/discard?error=down&state=waiting"))
+        by_state = form_fields(page.get("/actions/discard?sink=s&state=waiting"))
         books.do("update outbox.delivery set last_attempt_at = clock_timestamp(), last_error = 'down again'")
         for form, gone in ((by_error, 0), (by_state, 1)):
-            await page.post("/actions/discard", {**form, "reason": "of no use"})
+            page.post("/actions/discard", {**form, "reason": "of no use"})
             assert len(uids_in(books, None)) == gone
 
 
-async def test_more_than_was_counted_is_refused(books: Ledger) -> None:
+@pytest.mark.fence("an action changes more than was counted before it was confirmed")
+def test_more_than_was_counted_is_refused(books: Ledger) -> None:
     """A row that enters the state without a trace of when is counted again."""
     first, second = books.emit("a", "b")
-    await books.park("s", books.row(first, "waiting", due_in=60.0), books.row(second, "held"))
-    await books.catch_up("s")
-    async with browsing(books.database) as page:
-        form = form_fields(await page.get("/actions/discard?sink=s&state=waiting"))
+    books.park("s", books.row(first, "waiting", due_in=60.0), books.row(second, "held"))
+    books.catch_up("s")
+    with browsing(books.database) as page:
+        form = form_fields(page.get("/actions/discard?sink=s&state=waiting"))
         assert form["counted"] == "1"
         books.do("update outbox.delivery set state = 'waiting'")
-        answer = await page.post("/actions/discard", {**form, "reason": "of no use"})
+        answer = page.post("/actions/discard", {**form, "reason": "of no use"})
         assert answer.status_code == 400
         assert "2 waiting deliveries match now, and 1 were counted before: nothing was changed" in visible(answer.text)
     assert len(uids_in(books, "waiting")) == 2
@@ -203,11 +206,11 @@ async def test_more_than_was_counted_is_refused(books: Ledger) -> None:
         ({"kind": "x" * 1025}, "kind has more than 1024 characters"),
     ],
 )
-async def test_a_bound_that_is_none_is_refused(books: Ledger, fields: dict[str, str], said: str) -> None:
-    await dead_letters(books, ("down", None))
-    async with browsing(books.database) as page:
-        form = form_fields(await page.get("/actions/retry?state=dead"))
-        answer = await page.post("/actions/retry", {**form, **fields})
+def test_a_bound_that_is_none_is_refused(books: Ledger, fields: dict[str, str], said: str) -> None:
+    dead_letters(books, ("down", None))
+    with browsing(books.database) as page:
+        form = form_fields(page.get("/actions/retry?state=dead"))
+        answer = page.post("/actions/retry", {**form, **fields})
         assert answer.status_code == 400
         assert said in visible(answer.text)
     assert uids_in(books, "waiting") == []
@@ -224,9 +227,9 @@ def tokens(tmp_path: Any) -> Tokens:
     return Tokens(FileContent(path, read_tokens))
 
 
-async def post(page: Browser, action: str, **body: Any) -> Any:
+def post(page: Browser, action: str, **body: Any) -> Any:
     """Return the answer to an action of a program."""
     headers = {"authorization": f"Bearer {TOKEN}"}
-    answer = await page.client.post(f"/api/v1/actions/{action}", json=body, headers=headers)
+    answer = page.client.post(f"/api/v1/actions/{action}", json=body, headers=headers)
     assert answer.status_code == 200, answer.text
     return answer.json()

@@ -32,27 +32,27 @@ def section(html: str, name: str) -> str:
     return visible(html.partition(f'aria-labelledby="{name}">')[2].partition("</section>")[0])
 
 
-async def test_the_overview_has_rate_and_latency_of_the_last_hour(books: Ledger) -> None:
+def test_the_overview_has_rate_and_latency_of_the_last_hour(books: Ledger) -> None:
     books.do(HOUR)
-    async with browsing(books.database) as page:
-        html = await page.get("/")
+    with browsing(books.database) as page:
+        html = page.get("/")
         figures = section(html, "sinks")
         assert "2,003" in figures, "the minute 90 minutes ago is not of the last hour"
         assert "0 to 1,002 a minute 7 ms 60 ms" in figures
         assert html.partition('class="chart bars"')[2].partition("</svg>")[0].count("<rect") == 2
-        [sink] = (await page.json("/sinks"))["sinks"]
+        [sink] = (page.json("/sinks"))["sinks"]
         assert sink["hour"]["minutes"][-3:-1] == [1002, 1001]
 
 
-async def test_a_sink_has_a_map_of_its_shards_and_the_settings_in_force(books: Ledger) -> None:
+def test_a_sink_has_a_map_of_its_shards_and_the_settings_in_force(books: Ledger) -> None:
     books.emit("k")
-    await books.catch_up("s")
+    books.catch_up("s")
     books.do("update outbox.relay set config = %s::jsonb", '{"sinks.s.max_rate": 7, "sinks.t.max_rate": 8}')
     books.do("update outbox.sink set in_flight_limit = 3")
     books.do("update outbox.shard set owner = null, lease_until = now() where shard = 5")
     books.do("update outbox.shard set crashes = 2 where shard = 6")
-    async with browsing(books.database) as page:
-        html = await page.get("/sinks/s")
+    with browsing(books.database) as page:
+        html = page.get("/sinks/s")
         assert section(html, "shards").startswith("Shards 0 here 1 here")
         assert html.count('title="shard ') == 64
         assert 'class="critical" title="shard 5: no owner, 0 ids behind"' in html
@@ -62,29 +62,29 @@ async def test_a_sink_has_a_map_of_its_shards_and_the_settings_in_force(books: L
         assert "8" not in section(html, "settings").partition("max_rate")[2]
 
 
-async def test_the_days_of_the_log_have_sizes_and_what_keeps_them(books: Ledger) -> None:
+def test_the_days_of_the_log_have_sizes_and_what_keeps_them(books: Ledger) -> None:
     with books.database.connect(autocommit=True) as owner:
         fill_days(owner, 36, 35)
     keeper = {"kind": "sink", "name": "s", "paused": True, "shards": 64, "since": "2026-11-01T00:00:00+00:00"}
     books.do("insert into outbox.day (day, kept_by) values ((now() at time zone 'UTC')::date - 36, %s::jsonb)",
              json.dumps([keeper]))  # fmt: skip
-    async with browsing(books.database) as page:
-        days = section(await page.get("/database"), "days")
+    with browsing(books.database) as page:
+        days = section(page.get("/database"), "days")
         [(day,)] = books.query("select day::text from outbox.day")
         assert re.search(
             rf"{day} [\d,]+ [\d.]+ KiB \u2013 kept by sink s \(paused\) with 64 shards since 2026-11-01", days
         )
 
 
-async def test_the_database_page_has_long_transactions_dead_rows_and_the_four_signals(
+def test_the_database_page_has_long_transactions_dead_rows_and_the_four_signals(
     books: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(view_log, "TRANSACTION_SECONDS", 0.0)
     books.do(HOUR)
     with books.database.connect() as other:
         other.execute("create temporary table kept (n integer)")
-        async with browsing(books.database) as page:
-            html = await page.get("/database")
+        with browsing(books.database) as page:
+            html = page.get("/database")
         pid = other.info.backend_pid
     assert f"pid {pid}, role postgres, idle in transaction" in section(html, "transactions")
     signals = section(html, "signals")
@@ -94,76 +94,76 @@ async def test_the_database_page_has_long_transactions_dead_rows_and_the_four_si
     assert "Dead rows" in section(html, "tables")
 
 
-async def test_one_delivery_or_all_that_match_are_exported(books: Ledger) -> None:
+def test_one_delivery_or_all_that_match_are_exported(books: Ledger) -> None:
     first, second, third = books.emit("a", "b", "c", payload=b'{"n": 1}')
     rows = [books.row(first, "dead", error="no"), books.row(second, "dead", error="other"), books.row(third, "held")]
-    await books.park("s", *rows)
+    books.park("s", *rows)
     schema = document("")["paths"]["/exceptions/export"]["get"]["responses"]["200"]["content"]["application/jsonl"]
     assert schema == {"schema": EXPORTED}
-    async with browsing(books.database, show_payloads=True, read_only=True) as page:
+    with browsing(books.database, show_payloads=True, read_only=True) as page:
         for event, state in ((first, "dead"), (third, "held")):
-            html = await page.get(f"/events/{books.uid(event)}")
+            html = page.get(f"/events/{books.uid(event)}")
             path = f"/exceptions/export?uid={books.uid(event)}&amp;sink=s&amp;state={state}"
             assert f'href="{path}"' in html
-            line = json.loads(await page.get(path.replace("&amp;", "&")))
+            line = json.loads(page.get(path.replace("&amp;", "&")))
             validate(EXPORTED, line)
             assert (line["uid"], line["payload"]) == (books.uid(event), '{"n": 1}')
-        lines = (await page.get("/api/v1/exceptions/export?error=o")).splitlines()
+        lines = (page.get("/api/v1/exceptions/export?error=o")).splitlines()
         assert {json.loads(line)["uid"] for line in lines} == {books.uid(first), books.uid(second)}
-        await page.get("/exceptions/export?sink=t", 404)
+        page.get("/exceptions/export?sink=t", 404)
     with new_role(books.database, "read") as role:
         migrate(books.database.dsn, grants={"read": [role]})
-        async with browsing(books.database, show_payloads=True, dsn=books.database.dsn_as(role)) as page:
+        with browsing(books.database, show_payloads=True, dsn=books.database.dsn_as(role)) as page:
             for path in ("/exceptions/export", "/api/v1/exceptions/export"):
-                assert "--grant-payloads" in await page.get(path, 403), "said before the answer begins"
-    async with browsing(books.database) as page:
-        refused = await page.get("/api/v1/exceptions/export", 403)
+                assert "--grant-payloads" in page.get(path, 403), "said before the answer begins"
+    with browsing(books.database) as page:
+        refused = page.get("/api/v1/exceptions/export", 403)
         assert json.loads(refused)["error"].startswith("payloads are for operators")
-        assert "/exceptions/export" not in await page.get(f"/events/{books.uid(first)}")
+        assert "/exceptions/export" not in page.get(f"/events/{books.uid(first)}")
 
 
 @pytest.mark.parametrize("key", ["", "  ", " a"], ids=["empty", "spaces", "a space before"])
-async def test_a_key_that_looks_like_none_selects_no_other(books: Ledger, key: str) -> None:
+def test_a_key_that_looks_like_none_selects_no_other(books: Ledger, key: str) -> None:
     mine, other = books.emit(key, "a")
-    await books.park("s", *(books.row(each, "dead", error="no") for each in (mine, other)))
-    await books.catch_up("s")
-    async with browsing(books.database) as page:
-        query = f"key_hash={(await page.key_path(key)).removeprefix('/keys/')}"
-        found = await page.json(f"/exceptions?{query}&state=dead")
+    books.park("s", *(books.row(each, "dead", error="no") for each in (mine, other)))
+    books.catch_up("s")
+    with browsing(books.database) as page:
+        query = f"key_hash={(page.key_path(key)).removeprefix('/keys/')}"
+        found = page.json(f"/exceptions?{query}&state=dead")
         assert [each["uid"] for each in found["deliveries"]] == [books.uid(mine)]
-        assert "1 dead delivery matches" in visible(await page.get(f"/actions/discard?{query}&state=dead"))
-        assert "1 events" in visible(await page.get(f"/actions/replay?sink=s&{query}"))
-        assert "1 retried" in await page.act(f"/actions/retry?{query}&state=dead")
-        assert "1 dead delivery matches" in visible(await page.get("/actions/discard?key_hash=%20&state=dead"))
+        assert "1 dead delivery matches" in visible(page.get(f"/actions/discard?{query}&state=dead"))
+        assert "1 events" in visible(page.get(f"/actions/replay?sink=s&{query}"))
+        assert "1 retried" in page.act(f"/actions/retry?{query}&state=dead")
+        assert "1 dead delivery matches" in visible(page.get("/actions/discard?key_hash=%20&state=dead"))
     assert books.query("select state from outbox.delivery order by id") == [("waiting",), ("dead",)]
 
 
-async def test_the_exceptions_of_a_key_are_filtered_grouped_exported_and_retried_by_its_hash(books: Ledger) -> None:
+def test_the_exceptions_of_a_key_are_filtered_grouped_exported_and_retried_by_its_hash(books: Ledger) -> None:
     key = "customer@example.com"
     mine, held, other = books.emit(key, key, "other")
     rows = [books.row(mine, "dead", error="no"), books.row(held, "held"), books.row(other, "dead", error="no")]
-    await books.park("s", *rows)
-    await books.catch_up("s")
-    async with browsing(books.database, show_payloads=True) as page:
-        query = f"key_hash={(await page.key_path(key)).removeprefix('/keys/')}"
-        assert f'href="/exceptions?{query}&amp;state=all"' in await page.get(await page.key_path(key))
+    books.park("s", *rows)
+    books.catch_up("s")
+    with browsing(books.database, show_payloads=True) as page:
+        query = f"key_hash={(page.key_path(key)).removeprefix('/keys/')}"
+        assert f'href="/exceptions?{query}&amp;state=all"' in page.get(page.key_path(key))
         for path in ("/exceptions?", "/exceptions?view=groups&"):
-            html = await page.get(f"{path}{query}")
+            html = page.get(f"{path}{query}")
             assert f"Only of the key {key}" in visible(html)
             addresses = html.split('href="')[1:] + html.split('action="')[1:] + html.split('hx-get="')[1:]
             assert not any("customer" in each.partition('"')[0] for each in addresses)
             assert f'type="hidden" name="{query.replace("=", chr(34) + " value=" + chr(34))}"' in html
-        assert books.uid(other) not in await page.get(f"/exceptions?{query}")
+        assert books.uid(other) not in page.get(f"/exceptions?{query}")
         for state, event in (("dead", mine), ("held", held)):
-            assert [each["uid"] for each in (await page.json(f"/exceptions?{query}&state={state}"))["deliveries"]] == [
+            assert [each["uid"] for each in (page.json(f"/exceptions?{query}&state={state}"))["deliveries"]] == [
                 books.uid(event)
             ]
-        assert [each["count"] for each in (await page.json(f"/exceptions/summary?{query}"))["groups"]] == [1]
-        assert json.loads(await page.get(f"/exceptions/export?{query}"))["uid"] == books.uid(mine)
-        asked = await page.get(f"/actions/replay?sink=s&{query}")
+        assert [each["count"] for each in (page.json(f"/exceptions/summary?{query}"))["groups"]] == [1]
+        assert json.loads(page.get(f"/exceptions/export?{query}"))["uid"] == books.uid(mine)
+        asked = page.get(f"/actions/replay?sink=s&{query}")
         assert "customer" not in asked.partition('class="filters"')[2].partition("</form>")[0], "it leads to a URL"
-        assert "1 retried" in await page.act(f"/actions/retry?{query}&state=dead")
-        await page.get(f"/exceptions?key_hash={'0' * 32}", 404)
-        await page.get(f"/actions/retry?key_hash={'0' * 32}", 404)
-        await page.get(f"/actions/pause?sink=s&{query}", 400)
+        assert "1 retried" in page.act(f"/actions/retry?{query}&state=dead")
+        page.get(f"/exceptions?key_hash={'0' * 32}", 404)
+        page.get(f"/actions/retry?key_hash={'0' * 32}", 404)
+        page.get(f"/actions/pause?sink=s&{query}", 400)
     assert books.query("select state from outbox.delivery order by id") == [("waiting",), ("held",), ("dead",)]

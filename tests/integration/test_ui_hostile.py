@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from httpx import Response
+from httpx2 import Response
 
 from outbox_relay.ui.access import FAILURES_MOST, Basic, Tokens, TrustedProxy, read_networks
 from outbox_relay.ui.guard import HEADERS
@@ -43,16 +44,16 @@ def check(answer: Response) -> None:
 
 
 @pytest.mark.slow
-async def test_every_value_in_every_place_is_answered_with_a_page_or_a_sentence(books: Ledger) -> None:
-    async with browsing(books.database, show_payloads=True) as page:
+def test_every_value_in_every_place_is_answered_with_a_page_or_a_sentence(books: Ledger) -> None:
+    with browsing(books.database, show_payloads=True) as page:
         for prefix, place, value in itertools.product(("", "/api/v1"), PLACES, VALUES):
-            answer = await page.client.get(prefix + place.replace("{}", value))
+            answer = page.client.get(prefix + place.replace("{}", value))
             check(answer)
 
 
-async def test_forms_and_bodies_of_any_kind_are_answered_with_a_sentence(books: Ledger) -> None:
-    async with browsing(books.database) as page:
-        form = form_fields(await page.get("/actions/pause?sink=s"))
+def test_forms_and_bodies_of_any_kind_are_answered_with_a_sentence(books: Ledger) -> None:
+    with browsing(books.database) as page:
+        form = form_fields(page.get("/actions/pause?sink=s"))
         token = f"csrf={form['csrf']}&".encode()
         own = {"sec-fetch-site": "same-origin"}
         bodies = (b"sink=%00", b"sink=s&sink=s", b"\xff\xfe", b"sink", b"&" * 60_000, b"sink=" + b"x" * 60_000,
@@ -60,20 +61,18 @@ async def test_forms_and_bodies_of_any_kind_are_answered_with_a_sentence(books: 
         kinds = ("application/x-www-form-urlencoded", "text/plain", "multipart/form-data; boundary=x", "text/json")
         for body, kind in itertools.product(bodies, kinds):
             for path, sent in (("/actions/pause", token + body), ("/search", b"q=%00&" + body)):
-                answer = await page.client.post(path, content=sent, headers={**own, "content-type": kind})
+                answer = page.client.post(path, content=sent, headers={**own, "content-type": kind})
                 check(answer)
                 assert answer.status_code == 400, (path, sent[:80])
     assert books.query("select paused from outbox.sink") == [(False,)]
 
 
-async def ask(address: str, request: bytes) -> tuple[int, dict[str, str], bytes]:
+def ask(address: str, request: bytes) -> tuple[int, dict[str, str], bytes]:
     """Send bytes, and return status, headers and content of the answer."""
     host, port = address.removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(request.replace(b"HOST", f"{host}:{port}".encode()))
-    async with asyncio.timeout(30):
-        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
-    writer.close()
+    with socket.create_connection((host, int(port)), 30) as connection, connection.makefile("rb") as answer:
+        connection.sendall(request.replace(b"HOST", f"{host}:{port}".encode()))
+        head, _, body = answer.read().partition(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     return int(first.split()[1]), headers, body
@@ -96,10 +95,10 @@ REQUESTS = [
 ]
 
 
-async def test_requests_as_no_browser_makes_them_are_refused_with_a_sentence(database: Database) -> None:
-    async with served(database, User("anna", "operator")) as address:
+def test_requests_as_no_browser_makes_them_are_refused_with_a_sentence(database: Database) -> None:
+    with served(database, User("anna", "operator")) as address:
         for request, expected in REQUESTS:
-            status, headers, body = await ask(address, request.replace(END, b"\r\nConnection: close" + END, 1))
+            status, headers, body = ask(address, request.replace(END, b"\r\nConnection: close" + END, 1))
             assert status == expected, request[:80]
             assert b"Traceback" not in body
             if status != 400:  # which uvicorn answers by itself, with a fixed text
@@ -107,17 +106,17 @@ async def test_requests_as_no_browser_makes_them_are_refused_with_a_sentence(dat
             if status == 405:
                 assert set(headers["allow"].split(", ")) <= {"GET", "HEAD", "POST"}
         head = b"HEAD /exceptions HTTP/1.1\r\nHost: HOST\r\nConnection: close\r\n\r\n"
-        status, headers, body = await ask(address, head)
+        status, headers, body = ask(address, head)
         assert (status, body) == (200, b""), "an answer to HEAD has no content"
         assert int(headers["content-length"]) > 1000
 
 
-async def test_no_redirection_names_a_host_or_a_scheme(books: Ledger) -> None:
+def test_no_redirection_names_a_host_or_a_scheme(books: Ledger) -> None:
     """A proxy that ends TLS would lead the browser, with its password, to an address in clear text."""
-    async with browsing(books.database) as page:
-        answer = await page.client.get("/sinks/s/?period=48h")
+    with browsing(books.database) as page:
+        answer = page.client.get("/sinks/s/?period=48h")
         assert (answer.status_code, answer.headers["location"]) == (307, "/sinks/s?period=48h")
-        assert (await page.post("/search", {"q": "s"})).headers["location"] == "/sinks/s"
+        assert (page.post("/search", {"q": "s"})).headers["location"] == "/sinks/s"
 
 
 # -- what the network says --------------------------------------------------------------------------------------------
@@ -141,68 +140,68 @@ def request_of(headers: dict[str, str]) -> bytes:
 
 
 @pytest.mark.parametrize("forwarded", FORWARDED, ids=str)
-async def test_a_client_cannot_pretend_to_be_the_proxy(database: Database, forwarded: dict[str, str]) -> None:
+def test_a_client_cannot_pretend_to_be_the_proxy(database: Database, forwarded: dict[str, str]) -> None:
     """Goes red if uvicorn believes the headers of proxies, as it does without ``proxy_headers=False``."""
-    async with served(database, TrustedProxy("X-User", read_networks("10.0.0.0/8"))) as address:
-        status, _, body = await ask(address, request_of({**forwarded, "X-User": "anna"}))
+    with served(database, TrustedProxy("X-User", read_networks("10.0.0.0/8"))) as address:
+        status, _, body = ask(address, request_of({**forwarded, "X-User": "anna"}))
     assert (status, b"only if they come through the proxy" in body) == (403, True)
 
 
-async def test_a_client_cannot_pretend_to_be_many(database: Database, users: FileContent[dict[str, UserEntry]]) -> None:
+def test_a_client_cannot_pretend_to_be_many(database: Database, users: FileContent[dict[str, UserEntry]]) -> None:
     wrong = basic("anna", "wrong")
-    async with served(database, Basic(users)) as address:
+    with served(database, Basic(users)) as address:
         for n in range(FAILURES_MOST):
             forwarded = {"x-forwarded-for": f"10.0.0.{n}", "x-real-ip": f"10.0.0.{n}", "forwarded": f"for=10.0.0.{n}"}
-            assert (await ask(address, request_of({**wrong, **forwarded})))[0] == 401
-        assert (await ask(address, request_of({**wrong, "x-forwarded-for": "10.0.1.1"})))[0] == 429
-        assert (await ask(address, request_of(basic("anna", "correct horse"))))[0] == 429, "it can be guessed no more"
+            assert (ask(address, request_of({**wrong, **forwarded})))[0] == 401
+        assert (ask(address, request_of({**wrong, "x-forwarded-for": "10.0.1.1"})))[0] == 429
+        assert (ask(address, request_of(basic("anna", "correct horse"))))[0] == 429, "it can be guessed no more"
 
 
 # -- what is written down ---------------------------------------------------------------------------------------------
 
 
-async def test_no_payload_key_password_or_token_is_logged(
+def test_no_payload_key_password_or_token_is_logged(
     books: Ledger, tmp_path: Path, users: FileContent[dict[str, UserEntry]], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     [event] = books.emit("SECRET-KEY", payload=b"SECRET-PAYLOAD", headers='{"h": "SECRET-HEADER"}')
-    await books.park("s", books.row(event, "dead", error="SECRET-ANSWER"))
+    books.park("s", books.row(event, "dead", error="SECRET-ANSWER"))
     uid = books.uid(event)
     path = tmp_path / "tokens"
     path.write_text(f"operator:{'SECRET-TOKEN' * 2}\n", encoding="utf-8")
     tokens = Tokens(FileContent(path, read_tokens))
-    async with browsing(books.database, access=Basic(users), tokens=tokens, show_payloads=True) as page:
+    with browsing(books.database, access=Basic(users), tokens=tokens, show_payloads=True) as page:
         for password in ("SECRET-PASSWORD", "SECRET-PASSWORD" * 100, *["SECRET-PASSWORD"] * FAILURES_MOST):
-            await page.client.get("/", headers=basic("anna", password))
+            page.client.get("/", headers=basic("anna", password))
         for token in ("SECRET-TOKEN", "SECRET-TOKEN" * 2):
-            await page.client.get("/api/v1/exceptions/export", headers={"authorization": f"Bearer {token}"})
+            page.client.get("/api/v1/exceptions/export", headers={"authorization": f"Bearer {token}"})
     assert "too many wrong passwords" in caplog.text, "nothing was captured"
-    async with browsing(books.database, show_payloads=True) as page:
-        assert "SECRET-PAYLOAD" in await page.get(f"/events/{uid}")
-        assert "SECRET-PAYLOAD" in await page.get("/exceptions/export")
-        location = (await page.post("/search", {"q": "SECRET-KEY"})).headers["location"]
+    with browsing(books.database, show_payloads=True) as page:
+        assert "SECRET-PAYLOAD" in page.get(f"/events/{uid}")
+        assert "SECRET-PAYLOAD" in page.get("/exceptions/export")
+        location = (page.post("/search", {"q": "SECRET-KEY"})).headers["location"]
         assert "SECRET" not in location
-        await page.get(location)
+        page.get(location)
         books.do("alter table outbox.delivery rename column payload to hidden")
-        await page.get("/exceptions/export", 503)
+        page.get("/exceptions/export", 503)
         books.do("alter table outbox.delivery rename column hidden to payload")
         with books.database.connect() as other:
             other.execute("lock table outbox.delivery in access exclusive mode")
-            await page.get(location, 503)
-        await page.act(f"/actions/retry?uid={uid}&state=dead", reason="SECRET-REASON")
+            page.get(location, 503)
+        page.act(f"/actions/retry?uid={uid}&state=dead", reason="SECRET-REASON")
     assert "SECRET" not in caplog.text
 
 
 # -- a database in trouble --------------------------------------------------------------------------------------------
 
 
-async def test_a_page_that_loses_its_connections_says_so_and_comes_back(books: Ledger) -> None:
+def test_a_page_that_loses_its_connections_says_so_and_comes_back(books: Ledger) -> None:
     ours = "from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
-    async with browsing(books.database) as page:
-        await page.get("/")
-        await page.site.findings.finish()
+    with browsing(books.database) as page:
+        page.get("/")
+        page.site.findings.finish(30)
         books.do(f"select pg_terminate_backend(pid, 10000) {ours}")
-        answers = [await page.client.get("/exceptions") for _ in range(CONNECTIONS + 1)]
+        answers = [page.client.get("/exceptions") for _ in range(CONNECTIONS + 1)]
         assert answers[-1].status_code == 200
         for answer in answers:
             said = visible(answer.text)
@@ -210,32 +209,35 @@ async def test_a_page_that_loses_its_connections_says_so_and_comes_back(books: L
             assert "Traceback" not in said
 
 
-async def test_a_table_that_is_locked_costs_a_page_seconds_and_the_others_nothing(books: Ledger) -> None:
-    async with browsing(books.database) as page:
-        await page.get("/")
+def test_a_table_that_is_locked_costs_a_page_seconds_and_the_others_nothing(books: Ledger) -> None:
+    with browsing(books.database) as page, ThreadPoolExecutor() as threads:
+        page.get("/")
         with books.database.connect() as other:
             other.execute("lock table outbox.delivery in access exclusive mode")
-            waiting = [asyncio.create_task(page.client.get("/exceptions")) for _ in range(2)]
+            waiting = [threads.submit(page.client.get, "/exceptions") for _ in range(2)]
             for path in ("/", "/audit"):
-                await page.get(path)
-            for answer in await asyncio.gather(*waiting):
+                page.get(path)
+            for answer in (each.result() for each in waiting):
                 assert answer.status_code == 503
                 assert "the database ended statement" in visible(answer.text)
                 assert "outbox-relay doctor names the obstacle" in visible(answer.text)
 
 
-async def test_actions_at_once_change_each_delivery_once(books: Ledger) -> None:
+def test_actions_at_once_change_each_delivery_once(books: Ledger) -> None:
     events = books.emit(*(f"k{n}" for n in range(300)))
-    await books.park("s", *(books.row(event, "dead", error="no") for event in events))
-    await books.catch_up("s")
-    async with browsing(books.database) as page:
+    books.park("s", *(books.row(event, "dead", error="no") for event in events))
+    books.catch_up("s")
+    with browsing(books.database) as page, ThreadPoolExecutor() as threads:
         names = ("retry", "discard", "retry", "discard")
-        forms = [(name, form_fields(await page.get(f"/actions/{name}?state=dead"))) for name in names]
-        answers = await asyncio.gather(*(page.post(f"/actions/{name}", {**f, "reason": "x"}) for name, f in forms))
-        for answer in answers:
+        forms = [(name, form_fields(page.get(f"/actions/{name}?state=dead"))) for name in names]
+
+        def act(form: tuple[str, dict[str, str]]) -> Response:
+            return page.post(f"/actions/{form[0]}", {**form[1], "reason": "x"})
+
+        for answer in threads.map(act, forms):
             assert answer.status_code in (303, 400), answer.text
         for job in list(page.site.jobs._jobs.values()):  # pyright: ignore[reportPrivateUsage]
-            await page.site.jobs.wait(job, 30)
+            page.site.jobs.wait(job, 30)
             assert job.state == "done", job.said
     [(counted,)] = books.query("select sum(count) from outbox.audit where action in ('dead retry', 'dead discard')")
     [(waiting,)] = books.query("select count(*) from outbox.delivery where state = 'waiting'")

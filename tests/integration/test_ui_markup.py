@@ -56,13 +56,13 @@ JSON = (
 )  # fmt: skip
 
 
-async def everything(books: Ledger) -> list[str]:
+def everything(books: Ledger) -> list[str]:
     """Fill the database with a row of whatever a page shows, and return the uids of its events."""
     events = books.emit(*"abcd", None, payload=MARKUP.encode())
     dead, waiting, held, gone, passed = events
     rows = [books.row(dead, "dead", error="no", status=500), books.row(waiting, "waiting", due_in=60.0)]
-    await books.park("s", *rows, books.row(held, "held"), books.row(gone, "dead", error="no"))
-    await books.catch_up("s")
+    books.park("s", *rows, books.row(held, "held"), books.row(gone, "dead", error="no"))
+    books.catch_up("s")
     call(books.database, "select outbox.set_paused('s', true, 'anna', 'x')")
     books.do(
         "insert into outbox.attempt (at, uid, sink, id, number, relay, outcome, status, error) "
@@ -72,9 +72,9 @@ async def everything(books: Ledger) -> list[str]:
     books.do("update outbox.sink set circuit = 'open', last_error = 'x', last_error_at = now()")
     register(books.database, schedule(key="x", tenant="x", error="x"))
     books.do("update outbox.schedule set error = 'x', error_at = now()")
-    async with browsing(books.database) as page:
-        await page.act(f"/actions/discard?uid={books.uid(gone)}&state=dead", reason="x")
-        await page.act("/actions/replay?sink=s&since=1d&type=test.*", reason="x")
+    with browsing(books.database) as page:
+        page.act(f"/actions/discard?uid={books.uid(gone)}&state=dead", reason="x")
+        page.act("/actions/replay?sink=s&since=1d&type=test.*", reason="x")
     assert passed
     return [books.uid(event) for event in events]
 
@@ -99,32 +99,32 @@ def poison(books: Ledger) -> set[tuple[str, str]]:
     return written
 
 
-async def shown(page: Browser, uids: list[str]) -> dict[str, str]:
+def shown(page: Browser, uids: list[str]) -> dict[str, str]:
     """Return every page by its path."""
-    paths = ["/", "/sinks/s", "/replays", "/schedules", "/relays", "/database", "/audit", await page.key_path(MARKUP)]
+    paths = ["/", "/sinks/s", "/replays", "/schedules", "/relays", "/database", "/audit", page.key_path(MARKUP)]
     paths += [f"/exceptions?state={state}" for state in ("dead", "waiting", "held")]
     paths += ["/exceptions?view=groups", "/actions/discard?state=dead", "/actions/replay?sink=s&since=1d"]
     paths += ["/actions/replay-cancel?id=1", "/actions/resume?sink=s", *(f"/events/{uid}" for uid in uids)]
-    await page.get("/")
-    await page.site.findings.finish()
-    return {path: await page.get(path) for path in paths}
+    page.get("/")
+    page.site.findings.finish(30)
+    return {path: page.get(path) for path in paths}
 
 
-async def test_markup_in_every_text_of_the_schema_stays_text(books: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_markup_in_every_text_of_the_schema_stays_text(books: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view_log, "TRANSACTION_SECONDS", 0.0)
-    uids = await everything(books)
+    uids = everything(books)
     written = poison(books)
     findings: list[dict[str, Any]] = []
     user = User(MARKUP, "operator")
     with books.database.connect() as other:
         other.execute(f"set application_name = '{SHORT}'".encode())
         other.execute("create temporary table kept (n integer)")
-        async with browsing(books.database, show_payloads=True, user=user) as page:
-            found = await shown(page, uids)
-            findings = page.site.findings.current(await page.site.store())["findings"] or []
+        with browsing(books.database, show_payloads=True, user=user) as page:
+            found = shown(page, uids)
+            findings = page.site.findings.current(page.site.store())["findings"] or []
             job = form_fields(found["/actions/resume?sink=s"])
-            await page.post("/actions/resume", job)
-            api = {path: (await page.client.get(f"/api/v1{path}")).headers["content-type"] for path in found}
+            page.post("/actions/resume", job)
+            api = {path: (page.client.get(f"/api/v1{path}")).headers["content-type"] for path in found}
     for path, html in found.items():
         assert "<script>alert" not in html, path
         assert "<img" not in html, path

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from html import escape
 from pathlib import Path
@@ -30,68 +30,68 @@ PAGES = ("/", "/sinks/s", "/sinks/s?period=48h", "/exceptions", "/exceptions?vie
 VIEWER = User("bob", "viewer")
 
 
-async def dead_letter(books: Ledger, key: str | None = "k", **values: object) -> str:
+def dead_letter(books: Ledger, key: str | None = "k", **values: object) -> str:
     """Make a dead letter, and return its uid."""
     [event] = books.emit(key)
-    await books.park("s", books.row(event, "dead", attempts=3, **{"error": "gone", "status": 410, **values}))
-    await books.catch_up("s")
+    books.park("s", books.row(event, "dead", attempts=3, **{"error": "gone", "status": 410, **values}))
+    books.catch_up("s")
     return books.uid(event)
 
 
-async def test_every_page_answers_whole_and_as_a_live_part(books: Ledger) -> None:
-    uid = await dead_letter(books)
-    async with browsing(books.database) as page:
-        for path in (*PAGES, f"/events/{uid}", await page.key_path("k")):
-            whole = await page.get(path)
+def test_every_page_answers_whole_and_as_a_live_part(books: Ledger) -> None:
+    uid = dead_letter(books)
+    with browsing(books.database) as page:
+        for path in (*PAGES, f"/events/{uid}", page.key_path("k")):
+            whole = page.get(path)
             assert whole.startswith("<!doctype html>")
-            part = await page.get(path, headers={"hx-request": "true"})
+            part = page.get(path, headers={"hx-request": "true"})
             assert "<html" not in part
             assert part.strip(), path
-        await page.site.findings.finish()
-        assert "Being examined" not in await page.get("/")
+        page.site.findings.finish(30)
+        assert "Being examined" not in page.get("/")
 
 
-async def test_the_overview_says_whether_each_sink_flows_and_why_not(books: Ledger) -> None:
-    async with browsing(books.database) as page:
-        assert "flowing" in visible(await page.get("/"))
+def test_the_overview_says_whether_each_sink_flows_and_why_not(books: Ledger) -> None:
+    with browsing(books.database) as page:
+        assert "flowing" in visible(page.get("/"))
         books.do("update outbox.sink set circuit = 'open', last_error = 'connection refused', last_error_at = now()")
-        assert "destination down connection refused" in visible(await page.get("/"))
+        assert "destination down connection refused" in visible(page.get("/"))
         books.do("update outbox.shard set owner = null, lease_until = now() where shard < 3")
-        assert "not served no relay owns 3 of its 64 shards" in visible(await page.get("/"))
+        assert "not served no relay owns 3 of its 64 shards" in visible(page.get("/"))
         books.do("update outbox.sink set paused = true, paused_reason = 'maintenance'")
-        assert "paused maintenance" in visible(await page.get("/"))
-        assert "here" in visible(await page.get("/relays"))
+        assert "paused maintenance" in visible(page.get("/"))
+        assert "here" in visible(page.get("/relays"))
 
 
-async def test_a_dead_letter_is_found_and_explained(books: Ledger) -> None:
-    uid = await dead_letter(books)
-    async with browsing(books.database) as page:
-        assert uid in await page.get("/exceptions")
+def test_a_dead_letter_is_found_and_explained(books: Ledger) -> None:
+    uid = dead_letter(books)
+    with browsing(books.database) as page:
+        assert uid in page.get("/exceptions")
         for query in ("sink=s", "type=test.*", "error=GONE", "status=410", "since=1h", f"uid={uid}", "state=dead"):
-            assert uid in await page.get(f"/exceptions?{query}"), query
+            assert uid in page.get(f"/exceptions?{query}"), query
         for query in ("type=other", "error=other", "status=500", "until=1h", f"uid={uuid4()}", "state=held"):
-            assert uid not in await page.get(f"/exceptions?{query}"), query
-        groups = await page.get("/exceptions?view=groups")
+            assert uid not in page.get(f"/exceptions?{query}"), query
+        groups = page.get("/exceptions?view=groups")
         group = "/exceptions?sink=s&type=test.event&state=dead&status=410"
         assert f'href="{escape(group)}"' in groups, "a group leads to its deliveries, which can be retried together"
-        assert uid in await page.get(group)
-        event = visible(await page.get(f"/events/{uid}"))
+        assert uid in page.get(group)
+        event = visible(page.get(f"/events/{uid}"))
         assert "dead" in event
         assert "last error: gone (status 410)" in event
 
 
-async def test_a_sink_shows_its_last_errors_whatever_its_state(books: Ledger) -> None:
+def test_a_sink_shows_its_last_errors_whatever_its_state(books: Ledger) -> None:
     events = books.emit(*"abcd")
     rows = (("dead", "first"), ("dead", "second"), ("waiting", "third"), ("waiting", None))
-    await books.park("s", *(books.row(e, state, error=error) for e, (state, error) in zip(events, rows, strict=True)))
+    books.park("s", *(books.row(e, state, error=error) for e, (state, error) in zip(events, rows, strict=True)))
     books.do("update outbox.delivery set last_attempt_at = now() - id * interval '1 minute' where last_error <> ''")
     books.do("update outbox.sink set last_error = 'refused', last_error_at = now() - interval '1 day', paused = true")
-    async with browsing(books.database) as page:
-        found = (await page.json("/sinks/s"))["last_errors"]
+    with browsing(books.database) as page:
+        found = (page.json("/sinks/s"))["last_errors"]
         assert [each["error"] for each in found] == ["first", "second", "third", "refused"]
         assert [each["uid"] for each in found] == [*(books.uid(event) for event in events[:3]), None]
         books.do("update outbox.sink set last_error_mended_at = now()")
-        html = await page.get("/sinks/s")
+        html = page.get("/sinks/s")
         section = visible(html.partition('id="last-errors"')[2].partition("</section>")[0])
         places = [section.index(error) for error in ("first", "second", "third", "refused")]
         assert places == sorted(places)
@@ -125,53 +125,53 @@ async def test_a_sink_shows_its_last_errors_whatever_its_state(books: Ledger) ->
         ("/audit?since=x", 400, "since should be a time"),
     ],
 )  # fmt: skip
-async def test_bad_input_is_a_sentence(books: Ledger, path: str, status: int, said: str) -> None:
-    async with browsing(books.database) as page:
-        assert said in visible(await page.get(path, status))
+def test_bad_input_is_a_sentence(books: Ledger, path: str, status: int, said: str) -> None:
+    with browsing(books.database) as page:
+        assert said in visible(page.get(path, status))
 
 
-async def test_a_search_leads_to_the_event_the_sink_or_the_key(books: Ledger) -> None:
-    uid = await dead_letter(books, "customer@example.com")
-    async with browsing(books.database) as page:
+def test_a_search_leads_to_the_event_the_sink_or_the_key(books: Ledger) -> None:
+    uid = dead_letter(books, "customer@example.com")
+    with browsing(books.database) as page:
         for text, place in ((uid, f"/events/{uid}"), ("s", "/sinks/s"), (f" {uid.upper()} ", f"/events/{uid}")):
-            answer = await page.post("/search", {"q": text})
+            answer = page.post("/search", {"q": text})
             assert (answer.status_code, answer.headers["location"]) == (303, place)
-        answer = await page.post("/search", {"q": "customer@example.com"})
-        assert answer.headers["location"] == await page.key_path("customer@example.com")
-        assert uid in await page.get(answer.headers["location"])
-        assert (await page.post("/search", {"q": " "})).status_code == 400
+        answer = page.post("/search", {"q": "customer@example.com"})
+        assert answer.headers["location"] == page.key_path("customer@example.com")
+        assert uid in page.get(answer.headers["location"])
+        assert (page.post("/search", {"q": " "})).status_code == 400
 
 
-async def test_a_key_stands_in_no_address_and_its_link_works_in_another_process(books: Ledger) -> None:
+def test_a_key_stands_in_no_address_and_its_link_works_in_another_process(books: Ledger) -> None:
     key = "customer@example.com"
-    await dead_letter(books, key)
-    async with browsing(books.database) as page:
-        for path in ("/exceptions", "/exceptions?view=groups", await page.key_path(key)):
-            html = await page.get(path)
+    dead_letter(books, key)
+    with browsing(books.database) as page:
+        for path in ("/exceptions", "/exceptions?view=groups", page.key_path(key)):
+            html = page.get(path)
             addresses = html.split('href="')[1:] + html.split('action="')[1:] + html.split('hx-get="')[1:]
             assert not any(key in each.partition('"')[0] for each in addresses)
-        path = await page.key_path(key)
+        path = page.key_path(key)
         assert sha256(key.encode()).hexdigest()[:32] not in path, "a guess of the key can be checked"
-    async with browsing(books.database) as another:
-        assert key in visible(await another.get(path))
+    with browsing(books.database) as another:
+        assert key in visible(another.get(path))
 
 
-async def test_a_key_shows_its_queue_in_order(books: Ledger) -> None:
+def test_a_key_shows_its_queue_in_order(books: Ledger) -> None:
     first, second = books.emit("k", "k")
-    await books.park("s", books.row(first, "dead", error="no"), books.row(second, "held"))
-    async with browsing(books.database) as page:
-        await page.post("/search", {"q": "k"})
-        html = await page.get(await page.key_path("k"))
+    books.park("s", books.row(first, "dead", error="no"), books.row(second, "held"))
+    with browsing(books.database) as page:
+        page.post("/search", {"q": "k"})
+        html = page.get(page.key_path("k"))
         assert html.index(books.uid(first)) < html.index(books.uid(second))
         assert "The first is dead" in html
 
 
-async def test_a_search_in_steps_shows_every_row_once(books: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    await books.register(("t", ["*"], "beginning"))
-    await books.own("t")
+def test_a_search_in_steps_shows_every_row_once(books: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    books.register(("t", ["*"], "beginning"))
+    books.own("t")
     events = books.emit(*"abcde")
     for sink in ("s", "t"):
-        await books.park(sink, *(books.row(event, "waiting", due_in=60.0) for event in events))
+        books.park(sink, *(books.row(event, "waiting", due_in=60.0) for event in events))
         books.do("update outbox.delivery set state = 'dead' where id = %s and sink = %s", events[0], sink)
     for looks in (2, 3, 4):
         monkeypatch.setattr(deliveries, "LOOKS", looks)
@@ -180,29 +180,29 @@ async def test_a_search_in_steps_shows_every_row_once(books: Ledger, monkeypatch
             seen: list[tuple[str, str]] = []
             place: deliveries.Place | None = None
             for _ in range(20):
-                found = await deliveries.search_deliveries(books.store, {"states": [state]}, 2, place)
+                found = deliveries.search_deliveries(books.store, {"states": [state]}, 2, place)
                 seen += [(row["uid"], row["sink"]) for row in found.deliveries]
                 if (place := found.after) is None:
                     break
             assert len(seen) == len(set(seen)) == expected, (looks, state)
 
 
-async def test_a_key_that_is_a_uuid_is_found(books: Ledger) -> None:
+def test_a_key_that_is_a_uuid_is_found(books: Ledger) -> None:
     key = "123e4567-e89b-12d3-a456-426614174000"
-    uid = await dead_letter(books, key)
-    async with browsing(books.database) as page:
-        answer = await page.post("/search", {"q": key})
-        assert uid in await page.get(answer.headers["location"])
+    uid = dead_letter(books, key)
+    with browsing(books.database) as page:
+        answer = page.post("/search", {"q": key})
+        assert uid in page.get(answer.headers["location"])
 
 
-async def test_a_list_goes_on_with_older_deliveries(books: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_goes_on_with_older_deliveries(books: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view_events, "PAGE_ROWS", 2)
-    uids = [await dead_letter(books, str(n)) for n in range(3)]
-    async with browsing(books.database) as page:
-        newest = await page.get("/exceptions?state=dead")
+    uids = [dead_letter(books, str(n)) for n in range(3)]
+    with browsing(books.database) as page:
+        newest = page.get("/exceptions?state=dead")
         assert [uid in newest for uid in uids] == [False, True, True]
         older = newest.partition("before=")[2].partition('"')[0]
-        oldest = await page.get(f"/exceptions?state=dead&before={older}")
+        oldest = page.get(f"/exceptions?state=dead&before={older}")
         assert [uid in oldest for uid in uids] == [True, False, False]
         assert "Older" not in oldest
 
@@ -210,10 +210,10 @@ async def test_a_list_goes_on_with_older_deliveries(books: Ledger, monkeypatch: 
 # -- hostile contents -------------------------------------------------------------------------------------------------
 
 
-async def test_nothing_that_an_event_or_an_answer_carries_becomes_markup(books: Ledger) -> None:
+def test_nothing_that_an_event_or_an_answer_carries_becomes_markup(books: Ledger) -> None:
     [event] = books.emit(MARKUP, type="<b>bold</b>", payload=MARKUP.encode(), headers=json.dumps({"x": MARKUP}))
     attempt = json.dumps({"code": "http_500", "answer": MARKUP})
-    await books.park("s", books.row(event, "dead", error=MARKUP, status=500))
+    books.park("s", books.row(event, "dead", error=MARKUP, status=500))
     books.do("update outbox.delivery set last_attempt = %s::jsonb, last_attempt_at = now()", attempt)
     books.do("update outbox.sink set last_error = %s, last_error_at = now()", MARKUP)
     books.do("update outbox.relay set name = %s, version = %s", MARKUP, MARKUP)
@@ -224,19 +224,19 @@ async def test_nothing_that_an_event_or_an_answer_carries_becomes_markup(books: 
         MARKUP, MARKUP, attempt,
     )  # fmt: skip
     uid = books.uid(event)
-    async with browsing(books.database, show_payloads=True, user=User(MARKUP, "operator")) as page:
-        for path in (*PAGES, f"/events/{uid}", await page.key_path(MARKUP), f"/actions/discard?uid={uid}&sink=s",
+    with browsing(books.database, show_payloads=True, user=User(MARKUP, "operator")) as page:
+        for path in (*PAGES, f"/events/{uid}", page.key_path(MARKUP), f"/actions/discard?uid={uid}&sink=s",
                      f"/exceptions?error={MARKUP}", f"/exceptions?sink={MARKUP}", f"/sinks/{MARKUP}"):  # fmt: skip
-            html = (await page.client.get(path)).text
+            html = (page.client.get(path)).text
             assert "<script>alert" not in html, path
             assert "<img src=x" not in html, path
             assert "<b>bold" not in html, path
-        assert ESCAPED in await page.get(f"/events/{uid}")
+        assert ESCAPED in page.get(f"/events/{uid}")
 
 
-async def test_payloads_and_answers_are_for_operators_who_may_see_them(books: Ledger) -> None:
+def test_payloads_and_answers_are_for_operators_who_may_see_them(books: Ledger) -> None:
     [event] = books.emit("k", payload=b'{"secret": "SECRET-P"}', headers='{"h": "SECRET-H"}')
-    await books.park("s", books.row(event, "dead", error="no"))
+    books.park("s", books.row(event, "dead", error="no"))
     uid = books.uid(event)
     books.do(
         "insert into outbox.attempt (at, uid, sink, id, number, relay, outcome, detail) "
@@ -244,22 +244,22 @@ async def test_payloads_and_answers_are_for_operators_who_may_see_them(books: Le
     )
     paths = (*PAGES, f"/events/{uid}", f"/api/v1/events/{uid}", "/api/v1/exceptions")
     for options in ({}, {"show_payloads": True, "user": VIEWER}):
-        async with browsing(books.database, **options) as page:  # type: ignore[arg-type]
+        with browsing(books.database, **options) as page:  # type: ignore[arg-type]
             for path in paths:
-                assert "SECRET" not in await page.get(path), path
-            await page.get("/exceptions/export", 403)
-    async with browsing(books.database, show_payloads=True) as page:
-        html = await page.get(f"/events/{uid}")
+                assert "SECRET" not in page.get(path), path
+            page.get("/exceptions/export", 403)
+    with browsing(books.database, show_payloads=True) as page:
+        html = page.get(f"/events/{uid}")
         assert "SECRET-P" in html
         assert "SECRET-H" in html
-        assert json.loads(await page.get("/exceptions/export"))["payload"] == '{"secret": "SECRET-P"}'
+        assert json.loads(page.get("/exceptions/export"))["payload"] == '{"secret": "SECRET-P"}'
 
 
-async def test_a_long_payload_is_cut(books: Ledger) -> None:
+def test_a_long_payload_is_cut(books: Ledger) -> None:
     [event] = books.emit("k", payload=b"x" * (view_events.PAYLOAD_CHARS + 1) + b"END")
-    await books.park("s", books.row(event, "dead", error="no"))
-    async with browsing(books.database, show_payloads=True) as page:
-        html = await page.get(f"/events/{books.uid(event)}")
+    books.park("s", books.row(event, "dead", error="no"))
+    with browsing(books.database, show_payloads=True) as page:
+        html = page.get(f"/events/{books.uid(event)}")
         assert "(cut)" in html
         assert "END" not in html
 
@@ -267,64 +267,64 @@ async def test_a_long_payload_is_cut(books: Ledger) -> None:
 # -- what goes wrong --------------------------------------------------------------------------------------------------
 
 
-async def test_without_a_database_a_page_says_so_and_comes_back(books: Ledger) -> None:
+def test_without_a_database_a_page_says_so_and_comes_back(books: Ledger) -> None:
     dsn = ["host=/nowhere"]
-    async with browsing(books.database) as page:
+    with browsing(books.database) as page:
         page.site.dsn = lambda: dsn[0]
-        assert "database" in visible(await page.get("/", 503))
-        assert (await page.json("/sinks", 503))["error"]
+        assert "database" in visible(page.get("/", 503))
+        assert (page.json("/sinks", 503))["error"]
         dsn[0] = books.database.dsn
-        await page.get("/")
+        page.get("/")
 
 
-async def test_a_role_without_the_right_is_told_which_grant_it_needs(database: Database, books: Ledger) -> None:
+def test_a_role_without_the_right_is_told_which_grant_it_needs(database: Database, books: Ledger) -> None:
     books.do("create role looker login")
     try:
-        async with browsing(database, dsn=database.dsn_as("looker")) as page:
-            assert "--grant-read" in visible(await page.get("/", 403))
+        with browsing(database, dsn=database.dsn_as("looker")) as page:
+            assert "--grant-read" in visible(page.get("/", 403))
     finally:
         books.do("drop role looker")
 
 
-async def test_settings_that_a_role_has_recorded_cannot_break_a_page(books: Ledger) -> None:
-    async with browsing(books.database) as page:
+def test_settings_that_a_role_has_recorded_cannot_break_a_page(books: Ledger) -> None:
+    with browsing(books.database) as page:
         for config in ("[1, null]", '"text"', "null", '{"sinks.s.url": {"a": [1]}}', "7"):
             books.do("update outbox.relay set config = %s::jsonb", config)
-            await page.get("/sinks/s")
+            page.get("/sinks/s")
 
 
-async def test_a_database_without_sinks_and_relays_has_pages_too(database: Database) -> None:
-    async with browsing(database) as page:
-        assert "No sink is known yet" in await page.get("/")
+def test_a_database_without_sinks_and_relays_has_pages_too(database: Database) -> None:
+    with browsing(database) as page:
+        assert "No sink is known yet" in page.get("/")
         for path in ("/exceptions", "/exceptions?view=groups", "/relays", "/database", "/replays", "/audit"):
-            await page.get(path)
+            page.get(path)
 
 
-async def test_the_longest_key_is_found(books: Ledger) -> None:
+def test_the_longest_key_is_found(books: Ledger) -> None:
     key = "k" * 1024
-    uid = await dead_letter(books, key)
-    async with browsing(books.database) as page:
-        answer = await page.post("/search", {"q": key})
-        assert uid in await page.get(answer.headers["location"])
+    uid = dead_letter(books, key)
+    with browsing(books.database) as page:
+        answer = page.post("/search", {"q": key})
+        assert uid in page.get(answer.headers["location"])
 
 
-async def test_findings_are_examined_again_once_they_are_old(books: Ledger) -> None:
-    async with browsing(books.database) as page:
+def test_findings_are_examined_again_once_they_are_old(books: Ledger) -> None:
+    with browsing(books.database) as page:
         for _ in range(3):
-            await page.get("/")
-        await page.site.findings.finish()
-        found = await page.json("/doctor")
+            page.get("/")
+        page.site.findings.finish(30)
+        found = page.json("/doctor")
         assert found["error"] is None
         assert {each["severity"] for each in found["findings"]} <= {"critical", "warning", "ok"}
         assert found["age_seconds"] < 30
 
 
-async def test_requests_at_once_share_the_connections(books: Ledger) -> None:
+def test_requests_at_once_share_the_connections(books: Ledger) -> None:
     sessions = """select count(*) from pg_stat_activity
                    where datname = current_database() and backend_type = 'client backend' and pid <> pg_backend_pid()"""
     [(before,)] = books.query(sessions)
-    async with browsing(books.database) as page:
-        await asyncio.gather(*(page.get(path) for path in PAGES * 3))
+    with browsing(books.database) as page, ThreadPoolExecutor(16) as threads:
+        list(threads.map(page.get, PAGES * 3))
         [(count,)] = books.query(sessions)
         assert count - before <= CONNECTIONS + 1, "every store has one more for looks at the log"
 
@@ -334,15 +334,15 @@ def test_the_vendored_script_is_the_one_that_is_recorded() -> None:
     assert digest in (STATIC / "README.md").read_text(encoding="utf-8")
 
 
-async def test_scripts_and_styles_come_from_files_alone(books: Ledger) -> None:
-    uid = await dead_letter(books)
-    async with browsing(books.database) as page:
+def test_scripts_and_styles_come_from_files_alone(books: Ledger) -> None:
+    uid = dead_letter(books)
+    with browsing(books.database) as page:
         for path in (*PAGES, f"/events/{uid}", "/actions/pause?sink=s"):
-            html = await page.get(path)
+            html = page.get(path)
             assert "<style" not in html, path
             assert " style=" not in html, path
             assert " onclick=" not in html, path
             assert html.count("<script") == html.count('<script src="'), path
-        await page.get("/static/README.md", 404)
+        page.get("/static/README.md", 404)
         for name, kind in (("page.css", "text/css"), ("page.js", "javascript"), ("htmx.min.js", "javascript")):
-            assert kind in (await page.client.get(f"/static/{name}")).headers["content-type"]
+            assert kind in (page.client.get(f"/static/{name}")).headers["content-type"]

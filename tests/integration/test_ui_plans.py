@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
@@ -31,12 +30,8 @@ PAGE: dict[str, Any] = {"before_id": MAX_ID, "before_sink": "", "most": 51}
 @pytest.fixture(scope="module")
 def rows(shared_database: Database) -> Database:
     """Return a database with many rows, half of them of one sink, and many schedules."""
-
-    async def register() -> None:
-        async with ledger(shared_database) as books:
-            await books.register(*((f"s{n}", ["*"], "beginning") for n in range(SINKS)))
-
-    asyncio.run(register())
+    with ledger(shared_database) as books:
+        books.register(*((f"s{n}", ["*"], "beginning") for n in range(SINKS)))
     query(shared_database, FILL.format(sinks=SINKS, keys=KEYS, rows=ROWS))
     query(shared_database, SCHEDULES)
     with shared_database.connect(autocommit=True) as connection:
@@ -105,7 +100,6 @@ select t.seq_tup_read + coalesce(t.idx_tup_fetch, 0), pg_stat_get_xact_blocks_fe
     [
         ("schedules", {"after": "s15", "name": None, "most": 101}, 102),
         ("schedules", {"after": "", "name": "s15", "most": 1}, 1),
-        ("has_schedules", {}, 1),
         ("due_schedules", {"ahead": 1.0, "late": 60.0, "most": 1000}, 3000),
         ("figures_of_schedules", {}, 3000),
     ],

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Generator
@@ -166,16 +166,15 @@ def test_an_address_in_use_is_refused() -> None:
     [b"", b"GET / HTTP/1.1\r\nHost: 127", b"GET /static/page.css HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET"],
     ids=["nothing", "a part of a head", "a part of the next head"],
 )
-async def test_a_connection_without_a_request_under_way_is_closed(
+def test_a_connection_without_a_request_under_way_is_closed(
     database: Database, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
     """uvicorn waits for the first request, and for the rest of a head, without a limit."""
     monkeypatch.setattr(server, "IDLE_SECONDS", 0.3)
     monkeypatch.setattr(server, "WATCH_SECONDS", 0.05)
-    async with served(database, User("anna", "operator")) as address:
+    with served(database, User("anna", "operator")) as address:
         host, port = address.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(sent)
-        async with asyncio.timeout(20):
-            await reader.read()  # to its end
-        writer.close()
+        with socket.create_connection((host, int(port)), 20) as connection:
+            connection.sendall(sent)
+            while connection.recv(1 << 16):
+                pass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import Generator
 from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
@@ -20,84 +20,84 @@ FAR = "2100-01-01T00:00:00Z"
 
 
 @pytest.fixture
-async def books(database: Database) -> AsyncGenerator[Ledger]:
+def books(database: Database) -> Generator[Ledger]:
     """Yield a database with one sink `s` for every type, owned by the relay `here`."""
-    async with ledger(database) as found:
-        await found.register(("s", ["*"], "beginning"))
-        await found.live("here", "s")
-        await found.own("s")
+    with ledger(database) as found:
+        found.register(("s", ["*"], "beginning"))
+        found.live("here", "s")
+        found.own("s")
         yield found
 
 
-async def why(books: Ledger, event_id: int, sink: str = "s") -> dict[str, Any]:
+def why(books: Ledger, event_id: int, sink: str = "s") -> dict[str, Any]:
     """Return the answer of why for an event and a sink that recorded no attempt of it."""
-    found = (await admin.why(books.store, UUID(books.uid(event_id))))["sinks"][sink]
+    found = (admin.why(books.store, UUID(books.uid(event_id))))["sinks"][sink]
     assert found.pop("attempts_recorded") == []
     return found
 
 
-async def said(books: Ledger, event_id: int) -> str:
+def said(books: Ledger, event_id: int) -> str:
     """Return the text for people."""
-    return admin.why_text(await admin.why(books.store, UUID(books.uid(event_id))))
+    return admin.why_text(admin.why(books.store, UUID(books.uid(event_id))))
 
 
-async def to_the_end(books: Ledger, sink: str = "s") -> None:
+def to_the_end(books: Ledger, sink: str = "s") -> None:
     """Move every position of ``sink`` behind everything that is committed now."""
-    await books.catch_up(sink)
+    books.catch_up(sink)
 
 
-async def test_an_unknown_event_is_not_found_and_may_not_be_committed_yet(books: Ledger) -> None:
+def test_an_unknown_event_is_not_found_and_may_not_be_committed_yet(books: Ledger) -> None:
     uid = uuid4()
     with pytest.raises(NotFound, match=f"{uid}.*not committed yet"):
-        await admin.why(books.store, uid)
+        admin.why(books.store, uid)
     with books.database.connect() as open_transaction:
         event_id = emit(open_transaction, "k")
         row = open_transaction.execute("select uid from outbox.event where id = %s", (event_id,)).fetchone()
         assert row is not None
         with pytest.raises(NotFound):
-            await admin.why(books.store, row[0])
+            admin.why(books.store, row[0])
 
 
-async def test_the_event_itself_is_described_without_payload_and_header_values(books: Ledger) -> None:
+def test_the_event_itself_is_described_without_payload_and_header_values(books: Ledger) -> None:
     [event_id] = books.emit(
         "order-1", type="order.created", payload=b"SECRET-P", headers='{"authorization": "SECRET-H"}'
     )
-    found = await admin.why(books.store, UUID(books.uid(event_id)))
+    found = admin.why(books.store, UUID(books.uid(event_id)))
     described = {name: found[name] for name in ("type", "key", "id", "in_log")}
     assert described == {"type": "order.created", "key": "order-1", "id": event_id, "in_log": True}
     assert found["age_seconds"] < 30
     assert "SECRET" not in json.dumps(found) + admin.why_text(found)
 
 
-async def test_before_the_position_it_is_in_the_log_with_the_owner_of_its_shard(books: Ledger) -> None:
+def test_before_the_position_it_is_in_the_log_with_the_owner_of_its_shard(books: Ledger) -> None:
     [event_id] = books.emit("k")
-    found = await why(books, event_id)
+    found = why(books, event_id)
     assert (found["state"], found["owner"], found["paused"], found["circuit"]) == ("pending", "here", False, "closed")
     assert 50 < found["lease_seconds"] <= 60
     books.do("update outbox.shard set lease_until = now() - interval '1 second'")
-    assert (await why(books, event_id))["owner"] is None
-    assert "which no relay owns" in await said(books, event_id)
+    assert (why(books, event_id))["owner"] is None
+    assert "which no relay owns" in said(books, event_id)
 
 
-async def test_behind_the_position_it_is_settled(books: Ledger) -> None:
+def test_behind_the_position_it_is_settled(books: Ledger) -> None:
     [event_id] = books.emit("k")
-    await to_the_end(books)
-    assert await why(books, event_id) == {"state": "settled"}
-    assert "delivered; no record was kept" in await said(books, event_id)
+    to_the_end(books)
+    assert why(books, event_id) == {"state": "settled"}
+    assert "delivered; no record was kept" in said(books, event_id)
 
 
-async def test_in_a_window_it_is_settled_up_to_the_last_id_done(books: Ledger) -> None:
+def test_in_a_window_it_is_settled_up_to_the_last_id_done(books: Ledger) -> None:
     with books.database.connect() as first, books.database.connect() as second:
         late, later = emit(first, "k"), emit(second, "k")
         [seen] = books.emit("k")
-        a = await books.tick()
+        a = books.tick()
         first.commit()
         done, left = books.emit("k", "k")
-        b = await books.tick()
+        b = books.tick()
         second.commit()
         [after] = books.emit("k")
-    await books.place("s", Position(a, b, done))
-    states = {event_id: (await why(books, event_id))["state"] for event_id in (late, later, seen, done, left, after)}
+    books.place("s", Position(a, b, done))
+    states = {event_id: (why(books, event_id))["state"] for event_id in (late, later, seen, done, left, after)}
     assert states == {
         late: "settled",
         later: "pending",
@@ -106,31 +106,31 @@ async def test_in_a_window_it_is_settled_up_to_the_last_id_done(books: Ledger) -
         left: "pending",
         after: "pending",
     }
-    await books.place("s", Position(a, b, 0))
-    assert (await why(books, late))["state"] == "pending"
+    books.place("s", Position(a, b, 0))
+    assert (why(books, late))["state"] == "pending"
 
 
-async def test_the_position_of_the_newest_epoch_counts(books: Ledger) -> None:
+def test_the_position_of_the_newest_epoch_counts(books: Ledger) -> None:
     [event_id] = books.emit("k")
-    await to_the_end(books)
+    to_the_end(books)
     books.epochs.clear()
-    await books.place("s", Position(BEGINNING))
-    assert await why(books, event_id) == {"state": "settled"}
+    books.place("s", Position(BEGINNING))
+    assert why(books, event_id) == {"state": "settled"}
 
 
-async def test_after_a_rebase_what_was_not_done_is_read_once_more(books: Ledger) -> None:
+def test_after_a_rebase_what_was_not_done_is_read_once_more(books: Ledger) -> None:
     [done] = books.emit("k")
-    await to_the_end(books)
+    to_the_end(books)
     [again] = books.emit("k")
     books.query("delete from outbox.relay returning 1")
     books.query("select outbox.rebase()")
     [new] = books.emit("k")
-    window = (await books.store.positions("s", [0]))[0]
-    await books.own("s")
+    window = (books.store.positions("s", [0]))[0]
+    books.own("s")
     states: list[list[str]] = []
     for position in (window, window.at(again), window.closed()):
-        await books.place("s", position)
-        states.append([(await why(books, event_id))["state"] for event_id in (done, again, new)])
+        books.place("s", position)
+        states.append([(why(books, event_id))["state"] for event_id in (done, again, new)])
     assert states == [
         ["unknown", "pending", "pending"],
         ["unknown", "settled", "pending"],
@@ -138,38 +138,38 @@ async def test_after_a_rebase_what_was_not_done_is_read_once_more(books: Ledger)
     ]
 
 
-async def test_a_type_that_no_pattern_matches_is_not_routed(books: Ledger) -> None:
-    await books.register(("orders", ["order.*"], "beginning"))
+def test_a_type_that_no_pattern_matches_is_not_routed(books: Ledger) -> None:
+    books.register(("orders", ["order.*"], "beginning"))
     [event_id] = books.emit("k", type="user.created")
-    await to_the_end(books, "orders")
-    assert await why(books, event_id, "orders") == {"state": "not routed"}
-    assert (await why(books, event_id))["state"] == "pending"
+    to_the_end(books, "orders")
+    assert why(books, event_id, "orders") == {"state": "not routed"}
+    assert (why(books, event_id))["state"] == "pending"
 
 
-async def test_a_sink_that_began_later_has_passed_it_over(books: Ledger) -> None:
+def test_a_sink_that_began_later_has_passed_it_over(books: Ledger) -> None:
     [event_id] = books.emit("k")
-    await books.register(("new", ["*"], "now"))
-    found = await why(books, event_id, "new")
+    books.register(("new", ["*"], "now"))
+    found = why(books, event_id, "new")
     assert datetime.fromisoformat(found.pop("at")).tzinfo is not None
     assert found == {"state": "passed over", "by": "start"}
-    assert 'passed over: emitted before this sink began, with start = "now", at ' in await said(books, event_id)
+    assert 'passed over: emitted before this sink began, with start = "now", at ' in said(books, event_id)
     [next_id] = books.emit("k")
-    await to_the_end(books, "new")
-    assert await why(books, next_id, "new") == {"state": "settled"}
+    to_the_end(books, "new")
+    assert why(books, next_id, "new") == {"state": "settled"}
 
 
-async def test_a_scheduled_event_says_when_it_is_due(books: Ledger) -> None:
+def test_a_scheduled_event_says_when_it_is_due(books: Ledger) -> None:
     uid = UUID(books.schedule("k", FAR))
-    found = await admin.why(books.store, uid)
+    found = admin.why(books.store, uid)
     assert found["sinks"]["s"]["state"] == "scheduled"
     assert found["sinks"]["s"]["due_in_seconds"] > 1e9
     assert "scheduled, due in" in admin.why_text(found)
 
 
-async def test_a_waiting_event_tells_its_attempts_its_last_error_and_when_it_is_due(books: Ledger) -> None:
+def test_a_waiting_event_tells_its_attempts_its_last_error_and_when_it_is_due(books: Ledger) -> None:
     [event_id] = books.emit("k")
-    await books.park("s", books.row(event_id, due_in=100.0, attempts=3, error="no such field", status=422))
-    found = await why(books, event_id)
+    books.park("s", books.row(event_id, due_in=100.0, attempts=3, error="no such field", status=422))
+    found = why(books, event_id)
     assert 60 < found.pop("due_in_seconds") <= 100
     assert found == {
         "state": "waiting",
@@ -183,81 +183,81 @@ async def test_a_waiting_event_tells_its_attempts_its_last_error_and_when_it_is_
         "circuit": "closed",
         "sink_error": None,
     }
-    assert "attempts: 3; last error: no such field (status 422)" in await said(books, event_id)
+    assert "attempts: 3; last error: no such field (status 422)" in said(books, event_id)
 
 
-async def test_a_held_event_names_the_event_at_the_head_of_its_key(books: Ledger) -> None:
+def test_a_held_event_names_the_event_at_the_head_of_its_key(books: Ledger) -> None:
     dead, head, middle, last = books.emit("k", "k", "k", "k")
     books.emit("other")
     rows = [books.row(dead, "dead"), books.row(head, due_in=9.0), books.row(middle, "held"), books.row(last, "held")]
-    await books.park("s", *rows)
-    assert (await why(books, last))["state"] == "held"
-    assert (await why(books, last))["behind"] == books.uid(head)
-    assert (await why(books, middle))["behind"] == books.uid(head)
-    assert f"held, behind {books.uid(head)} of its key" in await said(books, last)
+    books.park("s", *rows)
+    assert (why(books, last))["state"] == "held"
+    assert (why(books, last))["behind"] == books.uid(head)
+    assert (why(books, middle))["behind"] == books.uid(head)
+    assert f"held, behind {books.uid(head)} of its key" in said(books, last)
     [follower] = books.emit("k")
-    assert (await why(books, follower))["behind"] == books.uid(head)
-    assert (await why(books, head))["behind_state"] == "dead"
+    assert (why(books, follower))["behind"] == books.uid(head)
+    assert (why(books, head))["behind_state"] == "dead"
 
 
-async def test_a_held_event_behind_a_dead_letter_says_so(books: Ledger) -> None:
+def test_a_held_event_behind_a_dead_letter_says_so(books: Ledger) -> None:
     dead, held = books.emit("k", "k")
-    await books.park("s", books.row(dead, "dead"), books.row(held, "held"))
-    assert (await why(books, held))["behind_state"] == "dead"
-    assert f"behind the dead letter {books.uid(dead)} of its key" in await said(books, held)
+    books.park("s", books.row(dead, "dead"), books.row(held, "held"))
+    assert (why(books, held))["behind_state"] == "dead"
+    assert f"behind the dead letter {books.uid(dead)} of its key" in said(books, held)
 
 
-async def test_an_event_under_way_names_the_relay_and_its_lease(books: Ledger) -> None:
+def test_an_event_under_way_names_the_relay_and_its_lease(books: Ledger) -> None:
     [event_id] = books.emit("k")
-    await books.park("s", books.row(event_id, due_in=0.0, lease=uuid4(), lease_for=30.0, claims=1))
-    found = await why(books, event_id)
+    books.park("s", books.row(event_id, due_in=0.0, lease=uuid4(), lease_for=30.0, claims=1))
+    found = why(books, event_id)
     assert (found["state"], found["relay"]) == ("waiting", "here")
     assert 0 < found["lease_seconds"] <= 30
-    assert "under way at relay here, leased for" in await said(books, event_id)
+    assert "under way at relay here, leased for" in said(books, event_id)
     books.do("update outbox.delivery set lease_until = now() - interval '1 second'")
-    found = await why(books, event_id)
+    found = why(books, event_id)
     assert (found["state"], "relay" in found) == ("waiting", False)
 
 
-async def test_a_dead_letter_tells_its_reason_and_since_when(books: Ledger) -> None:
+def test_a_dead_letter_tells_its_reason_and_since_when(books: Ledger) -> None:
     [event_id] = books.emit("k")
-    await books.park("s", books.row(event_id, "dead", attempts=30, error="gone", status=410))
-    await to_the_end(books)
-    found = await why(books, event_id)
+    books.park("s", books.row(event_id, "dead", attempts=30, error="gone", status=410))
+    to_the_end(books)
+    found = why(books, event_id)
     assert 0 <= found.pop("since_seconds") < 30
     assert found == {"state": "dead", "attempts": 30, "last_error": "gone", "last_status": 410, "last_attempt": None}
-    assert "dead for " in await said(books, event_id)
+    assert "dead for " in said(books, event_id)
 
 
-async def test_a_pause_and_an_open_circuit_are_named_where_an_event_waits_for_them(books: Ledger) -> None:
+def test_a_pause_and_an_open_circuit_are_named_where_an_event_waits_for_them(books: Ledger) -> None:
     [event_id] = books.emit("k")
-    await admin.pause(books.store, "s")
-    await books.store.record_circuit("s", "open", "broker away", None, 0)
-    text = await said(books, event_id)
+    admin.pause(books.store, "s")
+    books.store.record_circuit("s", "open", "broker away", None, 0)
+    text = said(books, event_id)
     assert "the sink is paused" in text
     assert "the circuit of the sink is open: broker away" in text
-    assert (await why(books, event_id))["sink_error"] == "broker away"
+    assert (why(books, event_id))["sink_error"] == "broker away"
 
 
-async def test_the_error_of_a_closed_circuit_is_named_until_it_is_over(books: Ledger) -> None:
+def test_the_error_of_a_closed_circuit_is_named_until_it_is_over(books: Ledger) -> None:
     """An event that is tried again before the circuit opens has no row with an error."""
     [event_id] = books.emit("k")
-    await books.store.record_failure("s", "broker away")
-    assert "last error of the sink: broker away" in await said(books, event_id)
-    await books.store.record_mended("s", own=True)
-    assert (await why(books, event_id))["sink_error"] is None
-    assert "broker away" not in await said(books, event_id)
+    books.store.record_failure("s", "broker away")
+    assert "last error of the sink: broker away" in said(books, event_id)
+    books.store.record_mended("s", own=True)
+    assert (why(books, event_id))["sink_error"] is None
+    assert "broker away" not in said(books, event_id)
 
 
-async def test_rows_are_found_when_the_log_no_longer_has_the_event(books: Ledger) -> None:
-    await books.register(("t", ["*"], "beginning"), ("u", ["other.*"], "beginning"))
+def test_rows_are_found_when_the_log_no_longer_has_the_event(books: Ledger) -> None:
+    books.register(("t", ["*"], "beginning"), ("u", ["other.*"], "beginning"))
     [event_id] = books.emit("k", type="order.created")
     uid = UUID(books.uid(event_id))
-    await books.park("s", books.row(event_id, "dead", error="gone"))
+    books.park("s", books.row(event_id, "dead", error="gone"))
     for sink in ("s", "t"):
-        await to_the_end(books, sink)
+        to_the_end(books, sink)
     books.do("truncate outbox.event")
-    found = await admin.why(books.store, uid)
+    found = admin.why(books.store, uid)
     assert {name: sink["state"] for name, sink in found["sinks"].items()} == {
         "s": "dead",
         "t": "unknown",
@@ -268,17 +268,17 @@ async def test_rows_are_found_when_the_log_no_longer_has_the_event(books: Ledger
     assert found["sinks"]["t"]["reason"] == "past retention"
 
 
-async def test_without_sinks_the_event_alone_is_described(database: Database) -> None:
-    async with ledger(database) as books:
+def test_without_sinks_the_event_alone_is_described(database: Database) -> None:
+    with ledger(database) as books:
         [event_id] = books.emit(None)
-        found = await admin.why(books.store, UUID(books.uid(event_id)))
+        found = admin.why(books.store, UUID(books.uid(event_id)))
         assert found["sinks"] == {}
         assert "no sink is known" in admin.why_text(found)
 
 
-async def test_a_position_of_the_beginning_has_passed_nothing(books: Ledger) -> None:
+def test_a_position_of_the_beginning_has_passed_nothing(books: Ledger) -> None:
     [event_id] = books.emit("k")
-    await to_the_end(books)
+    to_the_end(books)
     books.do("delete from outbox.progress")
-    await books.place("s", Position(BEGINNING))
-    assert (await why(books, event_id))["state"] == "pending"
+    books.place("s", Position(BEGINNING))
+    assert (why(books, event_id))["state"] == "pending"

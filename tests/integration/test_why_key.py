@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import Generator
 from importlib import import_module
 from uuid import UUID
 
@@ -21,10 +21,10 @@ KEYS = ["a", "b", "a", None, "a\x1b", "a", "b"]
 
 
 @pytest.fixture
-async def books(database: Database) -> AsyncGenerator[Ledger]:
+def books(database: Database) -> Generator[Ledger]:
     """Yield a database with one sink `s` for every type and events of several keys."""
-    async with ledger(database) as found:
-        await found.register(("s", ["*"], "beginning"))
+    with ledger(database) as found:
+        found.register(("s", ["*"], "beginning"))
         emit(database, KEYS)
         yield found
 
@@ -36,28 +36,26 @@ def uids(books: Ledger, key: str) -> list[str]:
 
 
 @pytest.mark.parametrize("step", [1, 2, 100_000])
-async def test_the_newest_events_of_a_key_are_shown_as_each_alone(
+def test_the_newest_events_of_a_key_are_shown_as_each_alone(
     books: Ledger, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     monkeypatch.setattr(MODULE, "STEP_IDS", step)
     wanted = uids(books, "a")
-    found = await admin.why_key(books.store, "a", 10)
+    found = admin.why_key(books.store, "a", 10)
     assert [event["uid"] for event in found["events"]] == wanted
     assert [event["sinks"]["s"]["state"] for event in found["events"]] == ["pending"] * 3
     assert (found["complete"], found["searched_since"]) == (True, None)
     assert admin.why_key_text(found).count("key a\n") == 3
-    assert found["events"][0].keys() == (await admin.why(books.store, UUID(wanted[0]))).keys()
-    newest = await admin.why_key(books.store, "a", 2)
+    assert found["events"][0].keys() == (admin.why(books.store, UUID(wanted[0]))).keys()
+    newest = admin.why_key(books.store, "a", 2)
     assert [event["uid"] for event in newest["events"]] == wanted[:2]
     assert newest["complete"]
 
 
-async def test_a_search_that_takes_too_long_says_how_far_it_came(
-    books: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_that_takes_too_long_says_how_far_it_came(books: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MODULE, "STEP_IDS", 3)
     monkeypatch.setattr(MODULE, "SEARCH_SECONDS", 0.0)
-    found = await admin.why_key(books.store, "a", 10)
+    found = admin.why_key(books.store, "a", 10)
     assert [event["uid"] for event in found["events"]] == uids(books, "a")[:1]
     [(oldest,)] = query(books.database, "select created_at from outbox.event where id = 5")
     assert (found["complete"], found["searched_since"]) == (False, oldest.isoformat())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import Generator
 from typing import Any
 from uuid import UUID
 
@@ -20,7 +20,7 @@ from tests.support.deliveries import delivered
 from tests.support.ledger import Ledger, ledger
 from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import running, spec
-from tests.support.sink_actions import call, lapse, register, remove, rename, seek
+from tests.support.sink_actions import call, register, remove, seek
 
 LAPSE = "update outbox.shard set lease_until = now() - interval '1 second'"
 VISIBLE = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=8)
@@ -28,244 +28,230 @@ FEW = st.text(st.sampled_from("ab*%_\\"), min_size=1, max_size=6)
 
 
 @pytest.fixture
-async def books(database: Database) -> AsyncGenerator[Ledger]:
+def books(database: Database) -> Generator[Ledger]:
     """Yield a database with the sink `s` for orders, owned by the relay `here`."""
-    async with ledger(database) as found:
-        await found.register(("s", ["order.*"], "beginning"))
-        await found.live("here", "s")
-        await found.own("s")
+    with ledger(database) as found:
+        found.register(("s", ["order.*"], "beginning"))
+        found.live("here", "s")
+        found.own("s")
         yield found
 
 
-async def why(books: Ledger, event_id: int, sink: str = "s") -> dict[str, Any]:
+def why(books: Ledger, event_id: int, sink: str = "s") -> dict[str, Any]:
     """Return what is told of an event and a sink."""
-    return (await admin.why(books.store, UUID(books.uid(event_id))))["sinks"][sink]
+    return (admin.why(books.store, UUID(books.uid(event_id))))["sinks"][sink]
 
 
-async def states(books: Ledger, *event_ids: int, sink: str = "s") -> list[str]:
+def states(books: Ledger, *event_ids: int, sink: str = "s") -> list[str]:
     """Return the states of events."""
-    return [(await why(books, event_id, sink))["state"] for event_id in event_ids]
+    return [(why(books, event_id, sink))["state"] for event_id in event_ids]
 
 
-async def to_the_end(books: Ledger, sink: str = "s") -> None:
+def to_the_end(books: Ledger, sink: str = "s") -> None:
     """Write positions after everything that is committed now."""
-    await books.catch_up(sink)
+    books.catch_up(sink)
 
 
-async def change_routes(books: Ledger, *patterns: str) -> None:
+def change_routes(books: Ledger, *patterns: str) -> None:
     """Register other patterns, which nothing has claimed yet."""
-    await books.register(("s", list(patterns), "beginning"))
+    books.register(("s", list(patterns), "beginning"))
 
 
-async def take_over(books: Ledger) -> Ledger:
+def take_over(books: Ledger) -> Ledger:
     """Let the leases of every owner end, and claim the shards for another relay."""
     books.do(LAPSE)
     other = Ledger(books.database, books.store)
-    await other.own("s")
+    other.own("s")
     return other
 
 
 # -- routes -------------------------------------------------------------------------------------------------
 
 
-async def test_relays_with_other_routes_deliver_what_theirs_match(database: Database) -> None:
-    async with ledger(database) as books:
+def test_relays_with_other_routes_deliver_what_theirs_match(database: Database) -> None:
+    with ledger(database) as books:
         [order, user] = [*books.emit("a", type="order.paid"), *books.emit("a", type="user.created")]
-        await serve(database, spec("s", patterns=("order.*",), types=["order.%"]), order)
+        serve(database, spec("s", patterns=("order.*",), types=["order.%"]), order)
         [later] = books.emit("a", type="user.created")
-        await serve(database, spec("s"), later)
-        assert await states(books, order, user, later) == ["settled", "not routed", "settled"]
+        serve(database, spec("s"), later)
+        assert states(books, order, user, later) == ["settled", "not routed", "settled"]
 
 
-async def serve(database: Database, sink_spec: SinkSpec, event_id: int) -> None:
+def serve(database: Database, sink_spec: SinkSpec, event_id: int) -> None:
     """Run a relay until it has delivered an event and settled everything, then stop it."""
     sink = MemorySink()
-    async with running(database.dsn, (sink_spec, sink)) as harness:
-        await delivered(sink, [event_id])
-        await harness.settled()
-        await harness.stop()
+    with running(database.dsn, (sink_spec, sink)) as harness:
+        delivered(sink, [event_id])
+        harness.settled()
+        harness.stop()
 
 
-async def test_events_are_judged_by_the_patterns_under_which_they_were_read(books: Ledger) -> None:
+def test_events_are_judged_by_the_patterns_under_which_they_were_read(books: Ledger) -> None:
     first = books.emit("a", "a", type="order.paid") + books.emit("a", type="user.created")
-    await to_the_end(books)
-    await change_routes(books, "user.*")
-    assert await states(books, *first) == ["settled", "settled", "not routed"]
+    to_the_end(books)
+    change_routes(books, "user.*")
+    assert states(books, *first) == ["settled", "settled", "not routed"]
     second = books.emit("a", type="order.paid") + books.emit("a", type="user.created")
-    await to_the_end(await take_over(books))
-    assert await states(books, *first, *second) == ["settled", "settled", "not routed", "not routed", "settled"]
+    to_the_end(take_over(books))
+    assert states(books, *first, *second) == ["settled", "settled", "not routed", "not routed", "settled"]
 
 
-async def test_a_pattern_that_was_added_and_removed_again_has_delivered_what_came_between(books: Ledger) -> None:
+def test_a_pattern_that_was_added_and_removed_again_has_delivered_what_came_between(books: Ledger) -> None:
     for patterns in (["order.*", "user.*"], ["order.*"]):
-        await change_routes(books, *patterns)
-        books = await take_over(books)
+        change_routes(books, *patterns)
+        books = take_over(books)
         [user, odd] = [*books.emit("a", type="user.created"), *books.emit("a", type="odd")]
-        await to_the_end(books)
-        assert await states(books, user, odd) == ["settled" if "user.*" in patterns else "not routed", "not routed"]
+        to_the_end(books)
+        assert states(books, user, odd) == ["settled" if "user.*" in patterns else "not routed", "not routed"]
 
 
-async def test_what_waited_when_the_routes_changed_is_unknown_if_only_some_match(books: Ledger) -> None:
+@pytest.mark.fence("an event counts as delivered that only later or earlier routes match")
+def test_what_waited_when_the_routes_changed_is_unknown_if_only_some_match(books: Ledger) -> None:
     """Goes red when the routes of the newest generation count for what an older relay may have delivered."""
     order, user, odd = (books.emit("a", type=name)[0] for name in ("order.paid", "user.created", "odd"))
-    await change_routes(books, "user.*", "order.paid")
-    await to_the_end(await take_over(books))
-    assert await states(books, order, user, odd) == ["settled", "unknown", "not routed"]
-    assert (await why(books, user))["reason"] == "routes changed"
-    assert "the old or the new ones" in admin.why_text(await admin.why(books.store, UUID(books.uid(user))))
+    change_routes(books, "user.*", "order.paid")
+    to_the_end(take_over(books))
+    assert states(books, order, user, odd) == ["settled", "unknown", "not routed"]
+    assert (why(books, user))["reason"] == "routes changed"
+    assert "the old or the new ones" in admin.why_text(admin.why(books.store, UUID(books.uid(user))))
 
 
-async def test_what_waited_while_no_relay_had_the_sink_is_judged_by_the_new_routes(books: Ledger) -> None:
+def test_what_waited_while_no_relay_had_the_sink_is_judged_by_the_new_routes(books: Ledger) -> None:
     parked, user, order = (books.emit("a", type=name)[0] for name in ("order.paid", "user.created", "order.paid"))
-    await books.park("s", books.row(parked, ordered=False))
-    await books.store.release_shards("s", books.relay, books.epochs["s"])
-    await change_routes(books, "user.*")
+    books.park("s", books.row(parked, ordered=False))
+    books.store.release_shards("s", books.relay, books.epochs["s"])
+    change_routes(books, "user.*")
     books.do("delete from outbox.delivery")
-    await to_the_end(await take_over(books))
-    assert await states(books, parked, user, order) == ["unknown", "settled", "not routed"]
+    to_the_end(take_over(books))
+    assert states(books, parked, user, order) == ["unknown", "settled", "not routed"]
 
 
-async def test_a_claim_that_has_not_seen_other_routes_counts_as_an_owner(books: Ledger) -> None:
+@pytest.mark.fence("an owner, a claim under way or a row delivers on under the routes before")
+def test_a_claim_that_has_not_seen_other_routes_counts_as_an_owner(books: Ledger) -> None:
     """Goes red when the owners are looked for without a lock that the claim waits for, or is waited for."""
     [user] = books.emit("a", type="user.created")
-    await books.store.release_shards("s", books.relay, books.epochs["s"])
+    books.store.release_shards("s", books.relay, books.epochs["s"])
     with books.database.connect() as claim:
         claim.execute("update outbox.shard set owner = gen_random_uuid() where shard = 0")
-        await change_routes(books, "user.*")
+        change_routes(books, "user.*")
         claim.rollback()
-    await to_the_end(await take_over(books))
-    assert await states(books, user) == ["unknown"]
+    to_the_end(take_over(books))
+    assert states(books, user) == ["unknown"]
 
 
-async def test_before_the_end_of_a_change_is_known_newer_events_may_be_of_the_older_routes(books: Ledger) -> None:
+@pytest.mark.fence("an owner, a claim under way or a row delivers on under the routes before")
+def test_before_the_end_of_a_change_is_known_newer_events_may_be_of_the_older_routes(books: Ledger) -> None:
     """Goes red when a change that may not be committed yet counts as one."""
     register(books.database, "s", "user.*")
     [user] = books.emit("a", type="user.created")
     books.generations.clear()
-    await to_the_end(await take_over(books))
-    assert await states(books, user) == ["unknown"]
-    await books.store.trim_routes()
+    to_the_end(take_over(books))
+    assert states(books, user) == ["unknown"]
+    books.store.value("trim_routes")
     [later] = books.emit("a", type="user.created")
-    await to_the_end(await take_over(books))
-    assert await states(books, user, later) == ["unknown", "settled"]
+    to_the_end(take_over(books))
+    assert states(books, user, later) == ["unknown", "settled"]
 
 
-async def test_an_older_generation_that_drains_still_delivers_what_it_has_read(books: Ledger) -> None:
+def test_an_older_generation_that_drains_still_delivers_what_it_has_read(books: Ledger) -> None:
     [event_id] = books.emit("a", type="order.paid")
-    await change_routes(books, "user.*")
-    assert await states(books, event_id) == ["pending"]
+    change_routes(books, "user.*")
+    assert states(books, event_id) == ["pending"]
     books.do(LAPSE)
-    assert await states(books, event_id) == ["unknown"]
+    assert states(books, event_id) == ["unknown"]
 
 
-async def test_a_claim_and_a_new_epoch_are_of_the_generation_in_force(books: Ledger) -> None:
+def test_a_claim_and_a_new_epoch_are_of_the_generation_in_force(books: Ledger) -> None:
     generations = "select distinct generation from outbox.shard"
     assert books.query(generations) == [(books.generations["s"],)]
-    await change_routes(books, "user.*")
-    await books.store.reclaim_shards("s", books.relay, 60.0)
+    change_routes(books, "user.*")
+    books.store.reclaim_shards("s", books.relay, 60.0)
     assert books.query(generations) == [(books.generations["s"],)]
-
-
-async def test_a_rename_keeps_the_history_of_routes(books: Ledger) -> None:
-    [order] = books.emit("a", type="order.paid")
-    await to_the_end(books)
-    await change_routes(books, "user.*")
-    [user] = books.emit("a", type="user.created")
-    lapse(books.database)
-    rename(books.database, "s", "t")
-    books.do(LAPSE)
-    other = Ledger(books.database, books.store)
-    await other.own("t")
-    await to_the_end(other, "t")
-    assert await states(books, order, user, sink="t") == ["settled", "settled"]
 
 
 # -- seeks --------------------------------------------------------------------------------------------------
 
 
-async def test_a_seek_passes_over_what_was_not_read_and_says_so(books: Ledger) -> None:
+def test_a_seek_passes_over_what_was_not_read_and_says_so(books: Ledger) -> None:
     [read] = books.emit("a", type="order.paid")
-    await to_the_end(books)
+    to_the_end(books)
     [skipped] = books.emit("a", type="order.paid")
-    await books.store.release_shards("s", books.relay, books.epochs["s"])
+    books.store.release_shards("s", books.relay, books.epochs["s"])
     seek(books.database, "s", "now")
-    found = await why(books, skipped)
-    assert (await states(books, read), found["state"], found["by"]) == (["settled"], "passed over", "seek")
-    text = admin.why_text(await admin.why(books.store, UUID(books.uid(skipped))))
+    found = why(books, skipped)
+    assert (states(books, read), found["state"], found["by"]) == (["settled"], "passed over", "seek")
+    text = admin.why_text(admin.why(books.store, UUID(books.uid(skipped))))
     assert "skipped by sinks seek, at " in text
     seek(books.database, "s", "beginning")
-    found = await why(books, read)
-    assert (found["state"], found["again"], await states(books, skipped)) == ("pending", True, ["pending"])
+    found = why(books, read)
+    assert (found["state"], found["again"], states(books, skipped)) == ("pending", True, ["pending"])
 
 
-async def test_what_an_owner_may_have_delivered_before_it_notices_a_seek_is_unknown(books: Ledger) -> None:
+def test_what_an_owner_may_have_delivered_before_it_notices_a_seek_is_unknown(books: Ledger) -> None:
     """Goes red when a seek takes no care of those that own shards."""
     order, user = (*books.emit("a", type="order.paid"), *books.emit("a", type="user.created"))
     seek(books.database, "s", "now")
-    await books.store.trim_routes()
-    assert await states(books, order, user) == ["unknown", "passed over"]
-    assert (await why(books, order))["reason"] == "sink moved"
+    books.store.value("trim_routes")
+    assert states(books, order, user) == ["unknown", "passed over"]
+    assert (why(books, order))["reason"] == "sink moved"
     [later] = books.emit("a", type="order.paid")
-    assert await states(books, later) == ["pending"]
-    await change_routes(books, "user.*")
+    assert states(books, later) == ["pending"]
+    change_routes(books, "user.*")
     seek(books.database, "s", "beginning")
-    await to_the_end(await take_over(books))
-    assert await states(books, order, user) == ["unknown", "settled"]
+    to_the_end(take_over(books))
+    assert states(books, order, user) == ["unknown", "settled"]
 
 
-async def test_what_was_settled_before_a_seek_back_stays_settled_under_routes_that_do_not_match(books: Ledger) -> None:
+def test_what_was_settled_before_a_seek_back_stays_settled_under_routes_that_do_not_match(books: Ledger) -> None:
     [order] = books.emit("a", type="order.paid")
-    await to_the_end(books)
-    await change_routes(books, "user.*")
+    to_the_end(books)
+    change_routes(books, "user.*")
     seek(books.database, "s", "beginning")
-    await to_the_end(await take_over(books))
-    assert await states(books, order) == ["settled"]
+    to_the_end(take_over(books))
+    assert states(books, order) == ["settled"]
 
 
-async def test_a_row_that_lay_ahead_of_the_position_at_a_seek_leaves_its_event_unknown(books: Ledger) -> None:
+@pytest.mark.fence("an owner, a claim under way or a row delivers on under the routes before")
+def test_a_row_that_lay_ahead_of_the_position_at_a_seek_leaves_its_event_unknown(books: Ledger) -> None:
     """Goes red when rows ahead of the place of a seek are forgotten."""
     parked, skipped = books.emit("a", "a", type="order.paid")
-    await books.park("s", books.row(parked, ordered=False))
-    await books.store.release_shards("s", books.relay, books.epochs["s"])
+    books.park("s", books.row(parked, ordered=False))
+    books.store.release_shards("s", books.relay, books.epochs["s"])
     seek(books.database, "s", "now")
     books.do("delete from outbox.delivery")
-    assert await states(books, parked, skipped) == ["unknown", "passed over"]
+    assert states(books, parked, skipped) == ["unknown", "passed over"]
 
 
 # -- rows, marks, attempts -------------------------------------------------------------------------------------
 
 
-async def test_rows_that_an_unfinished_removal_took_are_discarded(books: Ledger) -> None:
+def test_rows_that_an_unfinished_removal_took_are_discarded(books: Ledger) -> None:
     ids = books.emit("a", "a", "a", type="order.paid")
-    await books.park("s", *(books.row(event_id, "dead") for event_id in ids))
-    await to_the_end(books)
+    books.park("s", *(books.row(event_id, "dead") for event_id in ids))
+    to_the_end(books)
     assert not remove(books.database, "s", most=2)["removed"]
-    assert sorted(await states(books, *ids)) == ["dead", "discarded", "discarded"]
+    assert sorted(states(books, *ids)) == ["dead", "discarded", "discarded"]
 
 
-async def record(books: Ledger, event_id: int, sink: str = "s") -> None:
+def record(books: Ledger, event_id: int, sink: str = "s") -> None:
     """Record a delivery of an event."""
     detail = {"partition": 2, "offset": 7}
     delivery = AttemptRecord(event_id, books.uid(event_id), 3, "delivered", time.monotonic(), 0.02, 204, None, detail)
-    await books.store.settle(sink, books.relay, {}, [], {}, records=[delivery], relay="here")
+    books.store.settle(sink, books.relay, {}, [], {}, records=[delivery], relay="here")
 
 
-async def test_a_recorded_delivery_is_shown_whatever_became_of_its_sink_s_place(books: Ledger) -> None:
+def test_a_recorded_delivery_is_shown_whatever_became_of_its_sink_s_place(books: Ledger) -> None:
     [event_id] = books.emit("a", type="order.paid")
-    await record(books, event_id)
+    record(books, event_id)
     seek(books.database, "s", "now")
-    found = await why(books, event_id)
+    found = why(books, event_id)
     assert datetime_of(found.pop("at"))
     assert {name: found[name] for name in ("state", "attempt", "relay", "status", "partition", "offset")} == {
         "state": "delivered", "attempt": 3, "relay": "here", "status": 204, "partition": 2, "offset": 7,
     }  # fmt: skip
-    text = admin.why_text(await admin.why(books.store, UUID(books.uid(event_id))))
+    text = admin.why_text(admin.why(books.store, UUID(books.uid(event_id))))
     assert "by relay here, attempt 3, status 204" in text
     assert "partition 2, offset 7" in text
-    lapse(books.database)
-    rename(books.database, "s", "t")
-    rename(books.database, "t", "s")
-    assert await states(books, event_id) == ["delivered"]
 
 
 def datetime_of(text: str) -> bool:
@@ -273,24 +259,24 @@ def datetime_of(text: str) -> bool:
     return text.endswith("+00:00")
 
 
-async def test_a_sink_is_lent_no_delivery_of_another_one_that_had_its_name(books: Ledger) -> None:
+def test_a_sink_is_lent_no_delivery_of_another_one_that_had_its_name(books: Ledger) -> None:
     [event_id] = books.emit("a", type="order.paid")
-    await record(books, event_id)
+    record(books, event_id)
     remove(books.database, "s", forget=True)
     register(books.database, "s", "user.*")
-    assert await states(books, event_id) == ["not routed"]
+    assert states(books, event_id) == ["not routed"]
 
 
-async def test_an_event_past_retention_is_told_by_its_marks_and_records(books: Ledger) -> None:
+def test_an_event_past_retention_is_told_by_its_marks_and_records(books: Ledger) -> None:
     delivered, discarded = books.emit("a", "a", type="order.paid")
-    await books.register(("t", ["*"], "beginning"))
-    await record(books, delivered)
-    await books.park("s", books.row(discarded, "dead"))
-    await to_the_end(books)
+    books.register(("t", ["*"], "beginning"))
+    record(books, delivered)
+    books.park("s", books.row(discarded, "dead"))
+    to_the_end(books)
     call(books.database, "select outbox.discard_deliveries('{}', reason => 'no use', actor => 'me')")
     uids = [UUID(books.uid(event_id)) for event_id in (delivered, discarded)]
     books.do("truncate outbox.event")
-    found = [await admin.why(books.store, uid) for uid in uids]
+    found = [admin.why(books.store, uid) for uid in uids]
     assert [each["sinks"]["s"]["state"] for each in found] == ["delivered", "discarded"]
     assert [each["sinks"]["t"]["reason"] for each in found] == ["past retention", "past retention"]
     assert (found[0]["in_log"], found[0]["type"], found[0]["id"]) == (False, None, delivered)
@@ -298,41 +284,41 @@ async def test_an_event_past_retention_is_told_by_its_marks_and_records(books: L
     assert "no longer in the log" in admin.why_text(found[0])
 
 
-async def test_an_erased_event_is_erased_in_every_sink(books: Ledger) -> None:
+def test_an_erased_event_is_erased_in_every_sink(books: Ledger) -> None:
     [event_id] = books.emit("a", type="order.paid")
     books.do("update outbox.event set content_type = 'application/x-erased', payload = ''")
-    assert await why(books, event_id) == {"state": "erased", "attempts_recorded": []}
+    assert why(books, event_id) == {"state": "erased", "attempts_recorded": []}
 
 
 # -- what is not known ----------------------------------------------------------------------------------------
 
 
-async def test_after_a_restore_nothing_is_claimed_before_the_rebase(books: Ledger) -> None:
+def test_after_a_restore_nothing_is_claimed_before_the_rebase(books: Ledger) -> None:
     [event_id] = books.emit("a", type="order.paid")
-    await to_the_end(books)
+    to_the_end(books)
     books.do("update outbox.meta set system_identifier = 7")
-    found = await why(books, event_id)
+    found = why(books, event_id)
     assert (found["state"], found["reason"]) == ("unknown", "rebase needed")
 
 
 # -- trim, patterns -------------------------------------------------------------------------------------------
 
 
-async def test_routes_that_no_kept_event_needs_are_trimmed(books: Ledger) -> None:
+def test_routes_that_no_kept_event_needs_are_trimmed(books: Ledger) -> None:
     kinds = "select kind from outbox.sink_route order by seq"
     [old] = books.emit("a", type="order.paid")
     for pattern in ("user.*", "order.*", "*"):
-        await to_the_end(books)
-        await change_routes(books, pattern)
-        books = await take_over(books)
+        to_the_end(books)
+        change_routes(books, pattern)
+        books = take_over(books)
     [kept] = books.emit("a", type="order.paid")
-    await to_the_end(books)
-    assert await books.store.trim_routes() == 0
+    to_the_end(books)
+    assert books.store.value("trim_routes") == 0
     assert books.query(kinds) == [("start",), ("routes",), ("routes",), ("routes",)]
     books.do("delete from outbox.event where id = %s", old)
-    assert await books.store.trim_routes() == 3
+    assert books.store.value("trim_routes") == 3
     assert books.query(kinds) == [("routes",)]
-    assert await states(books, kept) == ["settled"]
+    assert states(books, kept) == ["settled"]
     remove(books.database, "s")
     assert books.query(kinds) == []
 

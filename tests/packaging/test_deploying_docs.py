@@ -1,6 +1,5 @@
 """docs/deploying.md: what it shows is held against the image, the relay's settings and the command line."""
 
-import asyncio
 import configparser
 import json
 import os
@@ -8,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -74,19 +74,22 @@ def test_the_probes_ask_what_the_relay_answers() -> None:
 
 
 @pytest.mark.parametrize("status", [200, 503])
-async def test_the_image_asks_whether_the_process_is_alive(status: int) -> None:
+def test_the_image_asks_whether_the_process_is_alive(status: int) -> None:
     """Not whether its database answers, which a restart would not repair."""
     command = re.sub(r"\\\n", "", DOCKERFILE).partition("HEALTHCHECK ")[2].partition("CMD ")[2].splitlines()[0]
-    listener = Health(("::", 0), lambda: (status == 200, {}), None, RecordedLog())
-    _, port = await listener.start()
+    listener = Health(("::", 0), lambda: None, lambda: (status == 200, {}), None, RecordedLog())
+    _, port = listener.start()
+    serving = threading.Thread(target=listener.run, daemon=True)
+    serving.start()
 
-    async def code() -> int:
+    def code() -> int:
         environment = {**os.environ, "OUTBOX_RELAY_HTTP__LISTEN": f"[::]:{port}"}
-        return await (await asyncio.create_subprocess_exec(*json.loads(command), env=environment)).wait()
+        return subprocess.run(json.loads(command), env=environment, timeout=60, check=False).returncode
 
-    assert await code() == 0
-    await listener.stop()
-    assert await code() == 1
+    assert code() == 0
+    listener.stop()
+    serving.join(10)
+    assert code() == 1
 
 
 @pytest.mark.parametrize("kind", ["Job", "Deployment"])

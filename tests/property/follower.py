@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import contextmanager
 
 from outbox_relay.domain.event import SHARDS, StoredEvent, cut_unread, max_wire_bytes, pop_scan_end
 from outbox_relay.domain.window import BEGINNING, Position, Tick, WindowSlice, next_slice, nothing_new, position_after
 from outbox_relay.postgres.rows import TickResult, WindowRequest
 from outbox_relay.postgres.store import Store
-from tests.support.wait import auntil
 
 AMPLE_BYTES = 1 << 30
 NO_IDS, AMPLE_IDS = 5, 1 << 40
 START = Position(BEGINNING)
 
 
-@asynccontextmanager
-async def opened(dsn: str) -> AsyncGenerator[Store]:
+@contextmanager
+def opened(dsn: str) -> Generator[Store]:
     """Yield the product's store on a database, with two connections and one for ticks."""
     store = Store(lambda: dsn, pooler=False, connections=2)
-    await store.open()
-    await look_is_ready(store)
+    store.open()
     try:
         yield store
     finally:
-        await store.close()
-
-
-async def look_is_ready(store: Store) -> None:
-    """Wait until the store has its connection for looks."""
-    await auntil(lambda: asyncio.sleep(0, store.prepare_look()), seconds=10, what="there is a connection for looks")
+        store.close()
 
 
 class Follower:
@@ -79,28 +71,28 @@ class Follower:
         """The ids that were read, in that order."""
         return [event.id for event in self.got]
 
-    async def follow(self) -> Tick:
+    def follow(self) -> Tick:
         """Take a tick and read the window that ends there, if it may hold anything."""
-        tick = self._seen((await self._store.tick()).tick)
-        await self.read_to(tick)
+        tick = self._seen((self._store.tick()).tick)
+        self.read_to(tick)
         return tick
 
-    async def read_to(self, tick: Tick) -> None:
+    def read_to(self, tick: Tick) -> None:
         """Read the window that ends at ``tick``, if it may hold anything."""
         if nothing_new(self.position.a, tick):
             return
         self.longest_range = max(self.longest_range, tick.next_xid - tick.xmax)
         self.position = self.position.opened(tick)
         while self.position.b is not None:
-            await self.read_piece()
+            self.read_piece()
 
-    async def read_piece(self) -> None:
+    def read_piece(self) -> None:
         """Read one chunk of the window that is open."""
         start = self.position
         assert start.b is not None
         piece = next_slice(start, self._random.randint(1, self._most_span))
         most = self._random.randint(1, self._most_rows)
-        events, is_cut = await self._ask(piece, start.a, start.b, most)
+        events, is_cut = self._ask(piece, start.a, start.b, most)
         upto = pop_scan_end(events)
         if is_cut or len(events) >= most or max_wire_bytes(events) >= self._most_bytes:
             upto = events[-1].id
@@ -108,17 +100,17 @@ class Follower:
         self.reads.append((piece, [event.id for event in events]))
         self.position = position_after(start, piece) if upto is None else start.at(upto)
 
-    async def _ask(self, piece: WindowSlice, a: Tick, b: Tick, most: int) -> tuple[list[StoredEvent], bool]:
+    def _ask(self, piece: WindowSlice, a: Tick, b: Tick, most: int) -> tuple[list[StoredEvent], bool]:
         """Return the events of a read, and True if it was one of small events that ended before a large one."""
         window = (self._shards, self._types, a, b, piece.after, piece.upto, most)
         if not piece.late and self.most_payload is not None and (size := self._random.choice(self.sizes)) is not None:
-            events = await self._store.read_small(*window, size, most_payload=self.most_payload)
+            events = self._store.read_small(*window, size, most_payload=self.most_payload)
             is_cut = cut_unread(events)
             if events or not is_cut:
                 return events, is_cut
         ask, a = (self._store.read_late, self._latecomers_of(a)) if piece.late else (self._store.read_rest, a)
         bounds = (piece.after, piece.upto, most, self._most_bytes)
-        return await ask(self._shards, self._types, a, b, *bounds, most_payload=self.most_payload), False
+        return ask(self._shards, self._types, a, b, *bounds, most_payload=self.most_payload), False
 
     def _seen(self, tick: Tick) -> Tick:
         return tick
@@ -154,13 +146,13 @@ class Looking(Follower):
     _looks = 0
     """The number of looks that found something new; every third asks for a window of almost no ids."""
 
-    async def follow(self) -> Tick:
+    def follow(self) -> Tick:
         a, most_ids = self.position.a, NO_IDS if self._looks % 3 == 0 else AMPLE_IDS
         request = WindowRequest(
             *(a, 0, frozenset(self._shards), self._types, most_ids, self._random.randint(1, self._most_rows)),
             *(self._most_bytes, self.fault_at, self._random.choice(self.sizes)),
         )
-        look = await self._store.look(request, 0.0, at_once)
+        look = self._store.look(request)
         tick, window = look.result.tick, look.window
         if nothing_new(a, tick):
             return tick
@@ -171,16 +163,16 @@ class Looking(Follower):
             self.got += window.events
             self.position = self.position.closed() if window.upto is None else self.position.at(window.upto)
         while self.position.b is not None:
-            await self.read_piece()
+            self.read_piece()
         return tick
 
 
 class OnlyWhenMoved(Looking):
     """Looks, and takes a window for empty if no id was taken since."""
 
-    async def follow(self) -> Tick:
+    def follow(self) -> Tick:
         a, read = self.position.a, len(self.got)
-        tick = await super().follow()
+        tick = super().follow()
         if tick.seq == a.seq:
             del self.got[read:]
             self.position = Position(tick)

@@ -1,9 +1,9 @@
-"""Take rules out of the product's own code, one by one, and see that the state machine fails without each of them.
+"""Take fences out of the schema, one by one, and see that the test that names each of them fails.
 
 usage: python -m tests.property.mutations [NUMBER …]
 
-Every mutation works on a copy of the project. The exit code is 1 if the state machine passes without a rule, or does
-not end in time: a timeout shows nothing of the rule.
+Every mutation works on a copy of the project. The exit code is 1 if a test passes without its fence. Fences of the
+relay's own code are taken out by ``python -m tests.simulation fences``.
 """
 
 from __future__ import annotations
@@ -20,22 +20,15 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("outbox_relay", "schema", "tests", "pyproject.toml")
-SEQUENCES = 2_000
-"""Maximum number of sequences to find one."""
-LONGEST_SECONDS = 700.0
-"""Longer than pytest's own limit for the test."""
-TIMED_OUT = "from pytest-timeout"
-OF_THE_TOOL = "hypothesis.errors."
-"""Errors that say something of the drawn sequences, and nothing of the product."""
-"""Text of pytest for a test that exceeded its time limit."""
-STANDING = "schema/views.sql"
+LONGEST_SECONDS = 600.0
+OWNERSHIP = "tests/integration/test_ownership.py::"
+FUNCTIONS = "tests/integration/test_reading_functions.py::"
 CLAIM = "outbox_internal.claim_rows"
 SETTLE = "outbox_internal.settle"
-EARLIER = "outbox_relay/relay/earlier_outcomes.py"
 
 
 class Mutation(NamedTuple):
-    """A rule, and the text that is replaced to take it out, which is in `place` once.
+    """A fence, the text that is replaced to take it out, which is in `place` once, and the test that fails then.
 
     `place` is a file, or a function of the database.
     """
@@ -43,7 +36,8 @@ class Mutation(NamedTuple):
     left_out: str
     place: str
     text: str
-    instead: str = ""
+    instead: str
+    test: str
 
     def found_in(self, root: Path) -> tuple[Path, int, int]:
         """Return the file of `place` below `root`, and the offsets at which `place` begins and ends."""
@@ -74,15 +68,17 @@ def definition(function: str, root: Path) -> tuple[Path, int, int]:
 MUTATIONS = (
     Mutation("a settlement with rows compares epoch and owner", SETTLE,
              " and s.epoch = f.epoch and s.owner = owner_id\n"
-             "             order", "\n             order"),
-    Mutation("it keeps its shards locked until it commits", SETTLE, "               for share of s\n"),
-    Mutation("of the ledger's rows the highest epoch counts", STANDING,
-             "order by k.name, u.shard, u.epoch desc, p.seq desc",
-             "order by k.name, u.shard, p.seq desc"),
+             "             order", "\n             order",
+             OWNERSHIP + "test_a_settlement_with_rows_at_an_old_epoch_writes_nothing"),
+    Mutation("it keeps its shards locked until it commits", SETTLE, "               for share of s\n", "",
+             OWNERSHIP + "test_a_claim_passes_by_shards_that_a_settlement_has_locked"),
+    Mutation("of the ledger's rows the highest epoch counts", "schema/views.sql",
+             "order by k.name, u.shard, u.epoch desc, p.seq desc", "order by k.name, u.shard, p.seq desc",
+             OWNERSHIP + "test_a_late_position_of_an_old_epoch_never_outranks_the_owner"),
     Mutation("a row is gone only under its lease", "outbox_relay/postgres/sql/delete_rows.sql",
-             " and d.lease = r.lease"),
+             " and d.lease = r.lease", "", OWNERSHIP + "test_an_expired_lease_of_a_row_settles_nothing"),
     Mutation("a row goes back only under its lease", "outbox_relay/postgres/sql/update_rows.sql",
-             " and d.lease = r.lease"),
+             " and d.lease = r.lease", "", OWNERSHIP + "test_an_expired_lease_of_a_row_settles_nothing"),
     Mutation("no row is claimed before an earlier one of its key", CLAIM,
              " and not d.suspect\n"
              "               and (not d.ordered or (\n"
@@ -93,69 +89,29 @@ MUTATIONS = (
              "                    and not",
              " and not d.suspect\n"
              "               and (not d.ordered or (\n"
-             "                    not"),
+             "                    not",
+             FUNCTIONS + "test_row_waits_behind_earlier_rows_of_its_key"),
     Mutation("rows of a key that are claimed together have none before them that is not", CLAIM,
-             "(other.id is null or i.id < other.id) and (c.dead is null or i.id < c.dead)", "true"),
-    Mutation("blocked keys are known before anything is read", EARLIER,
-             "if self._spec.ordered and await self._load_keys(shards):", "if False:"),
-    Mutation("a session ends when it lost a shard, even if it claimed it again", "outbox_relay/relay/sink_leases.py",
-             "        return self._lost\n", "        return False\n"),
-    Mutation("the keys of dead rows are asked for before a read is handed over", EARLIER,
-             "if events and self._dead_rows:", "if False:"),
-    Mutation("the keys of retried rows are known when no dead row is left", EARLIER,
-             " or await self._load_keys(self._in_flight.shards)"),
-    Mutation("what is read again is compared with the marks of discarded events", EARLIER,
-             "if events and events[0].id <= self._highest_discarded:", "if False:"),
-    Mutation("a key is free only by an answer asked for after its last settlement", "outbox_relay/domain/in_flight.py",
-             " and self._keys.get(key, (asked_at + 1, 0))[0] <= asked_at]", " and key in self._keys]"),
+             "(other.id is null or i.id < other.id) and (c.dead is null or i.id < c.dead)", "true",
+             FUNCTIONS + "test_followers_are_not_claimed_behind_what_another_has_just_claimed"),
 )  # fmt: skip
 
 
-class Outcome(NamedTuple):
-    """The end of the state machine without a rule. `found` is true only if it judged the product to be wrong."""
-
-    found: bool
-    text: str
-
-
-def outcome(exit_code: int, output: str) -> Outcome:
-    """Return what the end of pytest says. Raise RuntimeError if the tests did not run."""
-    failed = [line.partition(" - ")[2] for line in output.splitlines() if line.startswith("FAILED ")]
-    match exit_code, failed:
-        case 0, []:
-            return Outcome(False, "NOT FOUND")
-        case 1, [reason]:
-            if TIMED_OUT in reason:
-                return Outcome(False, "TIMED OUT")
-            found = not reason.startswith(OF_THE_TOOL)
-            return Outcome(found, f"found: {reason}" if found else f"NOT JUDGED: {reason}")
-        case _:
-            raise RuntimeError(f"the tests did not run:\n{output[-2_000:]}")
-
-
-def tried(mutation: Mutation) -> Outcome:
-    """Run the state machine without the rule, in a copy of the project."""
+def fails(mutation: Mutation) -> bool:
+    """Return True if the test fails without the fence, in a copy of the project. Raise RuntimeError if none ran."""
     with tempfile.TemporaryDirectory(prefix="outbox-mutation-") as directory:
         copy = Path(directory)
         for name in COPIED:
             (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, copy / name)
         mutation.take_out(copy)
-        environment = {
-            **os.environ,
-            "OUTBOX_TEST_SEQUENCES": str(SEQUENCES),
-            "OUTBOX_TEST_SHRINK": "no",
-            "PYTHONPATH": str(copy),
-            "COLUMNS": "1000",
-        }
-        try:
-            run = subprocess.run(
-                [sys.executable, "-m", "pytest", "-q", "-x", "-k", "some", "tests/property/test_state_machine.py"],
-                cwd=copy, env=environment, timeout=LONGEST_SECONDS, check=False,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            return Outcome(False, "TIMED OUT")
-    return outcome(run.returncode, run.stdout)
+        run = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:xdist", "-p", "no:cacheprovider", mutation.test],
+            cwd=copy, env={**os.environ, "PYTHONPATH": str(copy)}, timeout=LONGEST_SECONDS, check=False,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+    if run.returncode not in (0, 1) or "ERROR " in run.stdout:
+        raise RuntimeError(f"the test did not run:\n{run.stdout[-2_000:]}")
+    return run.returncode == 1
 
 
 def main(arguments: list[str]) -> int:
@@ -164,9 +120,11 @@ def main(arguments: list[str]) -> int:
     missed = 0
     for mutation in chosen:
         began = time.monotonic()
-        result = tried(mutation)
-        missed += not result.found
-        print(f"{mutation.left_out} ({time.monotonic() - began:.0f} s): {result.text}", flush=True)
+        found = fails(mutation)
+        missed += not found
+        print(
+            f"{mutation.left_out} ({time.monotonic() - began:.0f} s): {'found' if found else 'NOT FOUND'}", flush=True
+        )
     return 1 if missed else 0
 
 

@@ -21,7 +21,7 @@ from outbox_relay.domain.sink_spec import ReplaySpec
 from outbox_relay.domain.window import Position, next_slice, nothing_new, position_after
 from outbox_relay.postgres.rows import MOST_PAYLOAD, NewRow, TickResult
 from outbox_relay.postgres.store import Store
-from outbox_relay.relay.replay_log import ReplayLog
+from outbox_relay.relay.replay_reader import ReplayLog
 
 LEASE_SECONDS = 3600.0
 MANY_IDS = 1_000_000
@@ -106,24 +106,24 @@ class Reader:
         self.parked = set[int]()
         """The ids of the events that it made rows."""
 
-    async def claim(self, shards: Collection[int]) -> dict[int, int]:
+    def claim(self, shards: Collection[int]) -> dict[int, int]:
         """Claim every shard that has no owner; return the epochs of those among ``shards``."""
-        claimed = await self._store.claim_shards(self.sink, self.relay, self.generation, LEASE_SECONDS, 64)
+        claimed = self._store.claim_shards(self.sink, self.relay, self.generation, LEASE_SECONDS, 64)
         epochs = {c.shard: c.epoch for c in claimed if c.shard in shards}
         if epochs:
-            positions = await self._store.positions(self.sink, list(epochs))
+            positions = self._store.positions(self.sink, list(epochs))
             self.readings |= {shard: Reading(epoch, positions[shard]) for shard, epoch in epochs.items()}
         return epochs
 
-    async def tick(self) -> None:
+    def tick(self) -> None:
         """Take a tick, and read no more if another generation is in force or the sink has another name."""
-        self._tick = await self._store.tick()
+        self._tick = self._store.tick()
         if self._tick.config_versions != self._versions:
             self._versions = self._tick.config_versions
-            rows = [row for row in await self._store.sinks([self.sink]) if row.name == self.sink]
+            rows = [row for row in self._store.sinks([self.sink]) if row.name == self.sink]
             self.draining |= not rows or rows[0].generation != self.generation
 
-    async def read(self, received: Received) -> None:
+    def read(self, received: Received) -> None:
         """Read a few events of one shard, and deliver some of them."""
         if self._tick is None or self.draining or self.lost or not self.readings:
             return
@@ -133,29 +133,29 @@ class Reader:
             if nothing_new(reading.position.a, self._tick.tick):
                 return
             reading.position = reading.position.opened(self._tick.tick)
-        piece = await self._piece(shard, reading.position)
+        piece = self._piece(shard, reading.position)
         reading.pieces.append(piece)
         reading.position = piece.end
         for index in sorted(piece.left):
             self._begin(shard, piece, index, received)
 
-    async def _piece(self, shard: int, start: Position) -> Piece:
-        slice_ = next_slice(start, MANY_IDS, await self._store.floor())
+    def _piece(self, shard: int, start: Position) -> Piece:
+        slice_ = next_slice(start, MANY_IDS, self._store.floor())
         most = self._drawn.choice([1, 3, 100])
         assert start.b is not None
         events, is_cut = list[StoredEvent](), True
         window = ([shard], self._types, start.a, start.b, slice_.after, slice_.upto, most)
         if not slice_.late and (size := self._sizes.choice(SIZES)) is not None:
-            events = await self._store.read_small(*window, size, most_payload=MANY_BYTES)
+            events = self._store.read_small(*window, size, most_payload=MANY_BYTES)
             is_cut = cut_unread(events)
         if is_cut and not events:
             ask, is_cut = self._store.read_late if slice_.late else self._store.read_rest, False
-            events = await ask(*window, MANY_BYTES)
+            events = ask(*window, MANY_BYTES)
         upto = pop_scan_end(events)
         if is_cut or len(events) >= most:
             upto = events[-1].id
         end = position_after(start, slice_) if upto is None else start.at(upto)
-        discarded = await self._store.discarded(self.sink, [(e.id, UUID(e.uid)) for e in events])
+        discarded = self._store.discarded(self.sink, [(e.id, UUID(e.uid)) for e in events])
         return Piece(start, events, end, {n for n, event in enumerate(events) if event.id not in discarded})
 
     def _begin(self, shard: int, piece: Piece, index: int, received: Received) -> None:
@@ -181,7 +181,7 @@ class Reader:
                 received.delivered.update(piece.events[index].id for index in piece.left)
                 piece.left.clear()
 
-    async def settle(self) -> dict[int, list[int]]:
+    def settle(self) -> dict[int, list[int]]:
         """Write rows and positions. Return the ids of the events that the positions of each shard cover."""
         if self.lost:
             return {}
@@ -190,18 +190,16 @@ class Reader:
         rows, self._rows = [row for row, _ in self._rows], []
         records, self._records = self._records, []
         try:
-            await self._settlements.settle(
-                *(self.sink, self.relay, positions, rows, epochs), records=records, relay="reader"
-            )
+            self._settlements.settle(*(self.sink, self.relay, positions, rows, epochs), records=records, relay="reader")
         except LeaseLost:
             self.lost = True
             return {}
         return {shard: reading.done() for shard, reading in self.readings.items()}
 
-    async def release(self) -> None:
+    def release(self) -> None:
         """Release every shard; nothing may be in flight."""
         held = {shard: reading.epoch for shard, reading in self.readings.items()}
-        await self._store.release_shards(self.sink, self.relay, held)
+        self._store.release_shards(self.sink, self.relay, held)
 
 
 class ReplayReader(Reader):
@@ -212,18 +210,18 @@ class ReplayReader(Reader):
         self.number = number
         self._log = self._settlements = ReplayLog(store, ReplaySpec(number))
 
-    async def claim(self, shards: Collection[int]) -> dict[int, int]:
+    def claim(self, shards: Collection[int]) -> dict[int, int]:
         """Claim every shard that has no owner; those that are not among ``shards`` have no events."""
-        claimed = await self._store.claim_shards(self.sink, self.relay, self.generation, LEASE_SECONDS, 64)
+        claimed = self._store.claim_shards(self.sink, self.relay, self.generation, LEASE_SECONDS, 64)
         epochs = {c.shard: c.epoch for c in claimed}
         if epochs:
-            positions = await self._log.positions(list(epochs), server=None)
+            positions = self._log.positions(list(epochs), server=None)
             self.readings |= {shard: Reading(epoch, positions[shard]) for shard, epoch in epochs.items()}
             for shard in self.readings.keys() - set(shards):
                 self.readings[shard].position = _end(positions[shard])
         return {shard: epoch for shard, epoch in epochs.items() if shard in shards}
 
-    async def read(self, received: Received) -> None:
+    def read(self, received: Received) -> None:
         """Read a few events of one shard that is not at its end, and deliver some of them."""
         unread = sorted(shard for shard, reading in self.readings.items() if reading.position.b is not None)
         if self.lost or not unread:
@@ -231,7 +229,7 @@ class ReplayReader(Reader):
         shard = self._drawn.choice(unread)
         reading = self.readings[shard]
         try:
-            piece = await self._piece(shard, reading.position)
+            piece = self._piece(shard, reading.position)
         except StatementFailed:  # a rebase came, and the replay has not adopted it
             self.lost = True
             return
@@ -240,10 +238,10 @@ class ReplayReader(Reader):
         for index in sorted(piece.left):
             self._begin(shard, piece, index, received)
 
-    async def _piece(self, shard: int, start: Position) -> Piece:
-        slice_ = next_slice(start, MANY_IDS, await self._store.floor())
+    def _piece(self, shard: int, start: Position) -> Piece:
+        slice_ = next_slice(start, MANY_IDS, self._store.floor())
         most = self._drawn.choice([1, 3, 100])
-        events = await self._log.read([shard], slice_, most, MANY_BYTES, MOST_PAYLOAD, None)
+        events = self._log.read([shard], slice_, most, MANY_BYTES, MOST_PAYLOAD, None)
         upto = events[-1].id if len(events) >= most else None
         end = position_after(start, slice_) if upto is None else start.at(upto)
         passed_by = pop_passed_by(events)

@@ -56,32 +56,32 @@ class Replays:
         self.numbers.append(start(self._database, sink, to=to, **wanted))
         return True
 
-    async def claim(self, generation: int, shards: Collection[int]) -> None:
+    def claim(self, generation: int, shards: Collection[int]) -> None:
         """Claim the free shards of a replay by a new reader."""
         if not self.numbers:
             return
         number = self.numbers[-1] if self._drawn.random() < 0.6 else self._drawn.choice(self.numbers)
         reader = ReplayReader(self._store, number, generation, self._drawn)
-        await reader.claim(shards)
+        reader.claim(shards)
         if reader.readings:
             self.readers.append(reader)
 
-    async def work(self) -> None:
+    def work(self) -> None:
         """Let a reader read, and perhaps finish its calls and settle."""
         if not self.readers:
             return
         reader = self._drawn.choice(self.readers)
         mine = Received(self.delivered[reader.number])
         for _ in range(self._drawn.randrange(1, 10)):
-            await reader.read(mine)
+            reader.read(mine)
         if self._drawn.random() < 0.5:
             reader.finish(mine)
         self._all.delivered |= mine.delivered
         if self._drawn.random() < 0.7:
-            await self._settle(reader)
+            self._settle(reader)
 
-    async def _settle(self, reader: ReplayReader) -> None:
-        for ids in (await reader.settle()).values():
+    def _settle(self, reader: ReplayReader) -> None:
+        for ids in (reader.settle()).values():
             self.settled[reader.number] |= set(ids) - reader.parked
 
     def crash(self) -> None:

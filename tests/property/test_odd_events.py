@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from tests.support.receiver import Receiver
 from tests.support.relay_config import kafka_and_webhook_config
 from tests.support.relay_harness import running, spec
 from tests.support.service import RelayService
-from tests.support.wait import auntil, until
+from tests.support.wait import until
 
 
 @pytest.mark.parametrize(("name", "statement"), [("emit", EMIT), ("emit_raw", EMIT_RAW)])
@@ -29,27 +28,27 @@ def test_every_parameter_is_drawn(database: Database, name: str, statement: str)
 
 def test_every_event_that_is_accepted_is_delivered_or_dead(database: Database) -> None:
     emit_examples(database, 25)
-    asyncio.run(_relayed(stored(database), database))
+    _relayed(stored(database), database)
 
 
-async def _relayed(log: Log, database: Database) -> None:
+def _relayed(log: Log, database: Database) -> None:
     """Relay everything to two kinds of sinks."""
     sinks = {"batches": MemorySink(), "singles": MemorySink(keeps_order=False)}
-    async with running(database.dsn, *((spec(name), sink) for name, sink in sinks.items())) as harness:
+    with running(database.dsn, *((spec(name), sink) for name, sink in sinks.items())) as harness:
         for name, sink in sinks.items():
-            await auntil(
+            until(
                 lambda name=name, sink=sink: _nothing_left(log, database, name, sink),
                 seconds=30,
                 what="all is delivered or dead",
             )
-        await harness.stop()
+        harness.stop()
         assert harness.ended == []
     for name, sink in sinks.items():
         judge(log, database, name, _delivered(sink))
 
 
-async def _nothing_left(log: Log, database: Database, name: str, sink: MemorySink) -> bool:
-    return not await asyncio.to_thread(undecided, log, database, name, [event.uid for event in sink.delivered])
+def _nothing_left(log: Log, database: Database, name: str, sink: MemorySink) -> bool:
+    return not undecided(log, database, name, [event.uid for event in sink.delivered])
 
 
 def _delivered(sink: MemorySink) -> list[Came]:

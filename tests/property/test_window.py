@@ -7,7 +7,6 @@ that leave out a part of what is pending at a tick, and must lose events.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
@@ -32,23 +31,24 @@ BEFORE_THE_WRAP = 1500
 """Transactions that are left before the wrap when the writers begin."""
 
 
-async def follow_writers(dsn: str, seed: int, seconds: float) -> tuple[Writers, Sequence[Follower]]:
+def follow_writers(dsn: str, seed: int, seconds: float) -> tuple[Writers, Sequence[Follower]]:
     """Let writers work for ``seconds`` and followers follow; both are done when this returns."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(TABLES)
     writers = Writers(dsn, seed)
-    async with opened(dsn) as store:
+    with opened(dsn) as store:
         followers = [kind(store, seed=seed) for kind in ALL]
         until = time.monotonic() + seconds
         with writers.at_work():
             while time.monotonic() < until:
-                await asyncio.gather(*(follower.follow() for follower in followers))
-        await newest_transaction(dsn, followers)
+                for follower in followers:
+                    follower.follow()
+        newest_transaction(dsn, followers)
     log.warning("%s transactions, %s events", writers.done, sum(writers.committed().values()))
     return writers, followers
 
 
-async def newest_transaction(dsn: str, followers: Sequence[Follower]) -> None:
+def newest_transaction(dsn: str, followers: Sequence[Follower]) -> None:
     """Follow the newest transaction while it is open, once it has committed, and once another has emitted.
 
     No control is left to chance by it: nothing newer has finished at the first tick, and no id is taken until the
@@ -57,13 +57,13 @@ async def newest_transaction(dsn: str, followers: Sequence[Follower]) -> None:
     with psycopg.connect(dsn) as newest:
         emit_next(newest, SLOW_KEY)
         for follower in followers:
-            await follower.follow()
+            follower.follow()
     for follower in followers:
-        await follower.follow()
+        follower.follow()
     with psycopg.connect(dsn) as another:
         emit_next(another, SLOW_KEY)
     for follower in followers:
-        await follower.follow()
+        follower.follow()
 
 
 def xids(dsn: str) -> tuple[int, int]:
@@ -88,8 +88,8 @@ def seed() -> int:
     return seed
 
 
-async def test_window_is_complete_and_loses_without_pending(database: Database, seed: int) -> None:
-    writers, followers = await follow_writers(database.dsn, seed, LONG_SECONDS)
+def test_window_is_complete_and_loses_without_pending(database: Database, seed: int) -> None:
+    writers, followers = follow_writers(database.dsn, seed, LONG_SECONDS)
     follower, without_range, without_list, looking, only_when_moved = followers
     committed = writers.committed()
     assert judge(committed, follower.got) == SOUND
@@ -106,10 +106,10 @@ async def test_window_is_complete_and_loses_without_pending(database: Database, 
 
 
 @pytest.mark.slow  # the next one passes from below 32 bits to beyond
-async def test_window_is_complete_beyond_32_bits(own_postgres: PostgresServer, seed: int) -> None:
+def test_window_is_complete_beyond_32_bits(own_postgres: PostgresServer, seed: int) -> None:
     set_epoch(own_postgres, 3)
     dsn = prepared(own_postgres)
-    writers, (follower, without_range, without_list, looking, moved) = await follow_writers(dsn, seed, SHORT_SECONDS)
+    writers, (follower, without_range, without_list, looking, moved) = follow_writers(dsn, seed, SHORT_SECONDS)
     assert xids(dsn)[0] > 3 * WRAP
     assert judge(writers.committed(), follower.got) == SOUND
     assert judge(writers.committed(), looking.got) == SOUND
@@ -119,11 +119,11 @@ async def test_window_is_complete_beyond_32_bits(own_postgres: PostgresServer, s
 
 
 @pytest.mark.slow  # has a server whose numbers have to wrap
-async def test_window_is_complete_across_the_wrap(own_postgres: PostgresServer, seed: int) -> None:
+def test_window_is_complete_across_the_wrap(own_postgres: PostgresServer, seed: int) -> None:
     move_near_the_wrap(own_postgres)
     dsn = prepared(own_postgres)
     burn_to(dsn, WRAP - BEFORE_THE_WRAP)
-    writers, (follower, without_range, without_list, looking, moved) = await follow_writers(dsn, seed, SHORT_SECONDS)
+    writers, (follower, without_range, without_list, looking, moved) = follow_writers(dsn, seed, SHORT_SECONDS)
     first, last = xids(dsn)
     assert first < WRAP < last
     assert judge(writers.committed(), follower.got) == SOUND
@@ -134,24 +134,24 @@ async def test_window_is_complete_across_the_wrap(own_postgres: PostgresServer, 
 
 
 @pytest.mark.slow  # the same
-async def test_tick_counts_the_transactions_on_both_sides_of_the_wrap(own_postgres: PostgresServer) -> None:
+def test_tick_counts_the_transactions_on_both_sides_of_the_wrap(own_postgres: PostgresServer) -> None:
     move_near_the_wrap(own_postgres)
     dsn = prepared(own_postgres)
     burn_to(dsn, WRAP - 500)
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(TABLES)
-    async with opened(dsn) as store:
+    with opened(dsn) as store:
         follower = Follower(store)
         with psycopg.connect(dsn) as below, psycopg.connect(dsn) as across, psycopg.connect(dsn) as above:
             emit(below, "key", 1)
             emit(across, "key", 2)
             across.execute("select storm(1000)")
             emit(above, "key", 3)
-            tick = await follower.follow()
+            tick = follower.follow()
             assert tick.xmax < WRAP < tick.next_xid
             with psycopg.connect(dsn) as following:
                 assert following.execute("select pg_current_xact_id()::text::bigint").fetchone() == (tick.next_xid,)
             for connection in (above, below, across):
                 connection.commit()
-                await follower.follow()
+                follower.follow()
     assert [json.loads(event.payload)["n"] for event in follower.got] == [3, 1, 2]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -21,7 +21,7 @@ from outbox_relay.domain.window import BEGINNING, MAX_ID, Position, Tick, nothin
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.postgres.rows import WindowRequest
 from outbox_relay.postgres.store import Store
-from tests.property.follower import AMPLE_BYTES, Follower, Looking, WithoutList, WithoutRange, at_once, opened
+from tests.property.follower import AMPLE_BYTES, Follower, Looking, WithoutList, WithoutRange, opened
 from tests.property.writers import TABLES
 from tests.support.database import Database
 from tests.support.postgres import PostgresServer
@@ -50,8 +50,8 @@ def database(postgres: PostgresServer, template: str) -> Generator[Database]:
 
 
 @pytest.fixture
-async def store(database: Database) -> AsyncGenerator[Store]:
-    async with opened(database.dsn) as store:
+def store(database: Database) -> Generator[Store]:
+    with opened(database.dsn) as store:
         yield store
 
 
@@ -92,33 +92,33 @@ def newest(database: Database) -> Generator[tuple[Connection, int, Callable[[Tic
 
 
 @pytest.mark.parametrize(("kind", "lost"), [(Follower, False), (WithoutRange, True), (WithoutList, False)])
-async def test_transaction_above_xmax_is_a_latecomer(
+def test_transaction_above_xmax_is_a_latecomer(
     database: Database, store: Store, kind: type[Follower], lost: bool
 ) -> None:
     follower = kind(store, position=Position(quiet(database)))
     with newest(database) as (_, event, hidden):
-        tick = await follower.follow()
+        tick = follower.follow()
         assert hidden(tick)
     another = emit_and_commit(database)
-    await follower.follow()
+    follower.follow()
     assert follower.ids == ([another] if lost else [event, another])
 
 
 @pytest.mark.parametrize(("kind", "lost"), [(Follower, False), (WithoutRange, False), (WithoutList, True)])
-async def test_transaction_that_the_snapshot_lists_is_a_latecomer(
+def test_transaction_that_the_snapshot_lists_is_a_latecomer(
     database: Database, store: Store, kind: type[Follower], lost: bool
 ) -> None:
     follower = kind(store, position=Position(quiet(database)))
     with newest(database) as (_, event, hidden):
         later = emit_and_commit(database)
-        tick = await follower.follow()
+        tick = follower.follow()
         assert not hidden(tick)
     another = emit_and_commit(database)
-    await follower.follow()
+    follower.follow()
     assert follower.ids == ([later, another] if lost else [later, event, another])
 
 
-async def test_long_range_above_xmax_is_pending_to_its_end(database: Database, store: Store) -> None:
+def test_long_range_above_xmax_is_pending_to_its_end(database: Database, store: Store) -> None:
     savepoints = 5000
     with database.connect() as connection:
         connection.execute(TABLES)
@@ -127,26 +127,26 @@ async def test_long_range_above_xmax_is_pending_to_its_end(database: Database, s
         first = emit(storm)
         storm.execute("select storm(%s)", (savepoints,))
         with newest(database) as (_, second, hidden):
-            tick = await follower.follow()
+            tick = follower.follow()
             assert hidden(tick)
             assert tick.next_xid - tick.xmax > savepoints
         third = emit_and_commit(database)
-        await follower.follow()
+        follower.follow()
         assert follower.ids == [second, third]
-    await follower.follow()
+    follower.follow()
     assert follower.ids == [second, third, first]
 
 
-async def test_transaction_that_rolls_back_leaves_nothing(database: Database, store: Store) -> None:
+def test_transaction_that_rolls_back_leaves_nothing(database: Database, store: Store) -> None:
     follower = Follower(store, position=Position(quiet(database)))
     with newest(database) as (connection, _, _hidden):
-        await follower.follow()
+        follower.follow()
         connection.rollback()
     with database.connect() as connection:
         kept = emit(connection)
         with connection.transaction(force_rollback=True):
             emit(connection)
-    await follower.follow()
+    follower.follow()
     assert follower.ids == [kept]
 
 
@@ -180,27 +180,27 @@ def quiet(database: Database) -> Tick:
     return found
 
 
-async def test_tick_judged_empty_must_not_replace_the_old_one(database: Database, store: Store) -> None:
+def test_tick_judged_empty_must_not_replace_the_old_one(database: Database, store: Store) -> None:
     a = quiet(database)
     committed: list[int] = []
     b = two_reads(database, lambda: committed.append(emit_and_commit(database)))
     assert nothing_new(a, b)
     stands = Follower(store, position=Position(a))
-    await stands.read_to(b)
+    stands.read_to(b)
     assert stands.position == Position(a)
-    await stands.follow()
+    stands.follow()
     assert stands.ids == committed
     advanced = Follower(store, position=Position(b))
-    await advanced.follow()
+    advanced.follow()
     assert advanced.ids == [], "the event lies above the sequence of the older tick and below that of the newer"
 
 
-async def test_tick_ahead_of_the_ids_given_out_would_lose_events(database: Database, store: Store) -> None:
+def test_tick_ahead_of_the_ids_given_out_would_lose_events(database: Database, store: Store) -> None:
     ahead = quiet(database)
     ahead = Tick(ahead.seq + 3, ahead.snapshot, ahead.next_xid)
     events = [emit_and_commit(database) for _ in range(5)]
     follower = Follower(store, position=Position(ahead))
-    await follower.follow()
+    follower.follow()
     assert follower.ids == events[3:]
 
 
@@ -240,38 +240,38 @@ def test_tick_is_never_ahead_of_the_ids_given_out(database: Database) -> None:
         giving.result()
 
 
-async def test_event_above_the_sequence_of_b_that_b_shows_is_read_once(database: Database, store: Store) -> None:
+def test_event_above_the_sequence_of_b_that_b_shows_is_read_once(database: Database, store: Store) -> None:
     follower = Follower(store, position=Position(quiet(database)))
     first = emit_and_commit(database)
     committed: list[int] = []
     b = two_reads(database, lambda: committed.append(emit_and_commit(database)))
     assert committed[0] > b.seq
-    await follower.read_to(b)
+    follower.read_to(b)
     assert follower.ids == [first, *committed]
     last = emit_and_commit(database)
-    await follower.follow()
+    follower.follow()
     assert follower.ids == [first, *committed, last]
 
 
-async def test_last_piece_has_no_upper_end(database: Database, store: Store) -> None:
+def test_last_piece_has_no_upper_end(database: Database, store: Store) -> None:
     follower = Follower(store, position=Position(quiet(database)), most_span=1, most_rows=2)
     many: list[int] = []
     b = two_reads(database, lambda: many.extend(emit_and_commit(database) for _ in range(5)))
     follower.position = follower.position.opened(b)
     while follower.position.b is not None:
-        await follower.read_piece()
+        follower.read_piece()
     assert follower.ids == many
     assert {piece.upto for piece, _ in follower.reads} == {MAX_ID}
 
 
-async def test_tick_refuses_a_transaction_that_has_an_xid(database: Database) -> None:
+def test_tick_refuses_a_transaction_that_has_an_xid(database: Database) -> None:
     with database.connect() as connection:
         xid(connection)
         with pytest.raises(psycopg.errors.RaiseException, match="transaction of its own"):
             connection.execute("select outbox_internal.tick()")
 
 
-async def test_next_xid_is_read_once_per_transaction(database: Database, store: Store) -> None:
+def test_next_xid_is_read_once_per_transaction(database: Database, store: Store) -> None:
     """Why a tick is never sent in one transaction with another statement, nor pipelined with one: age() remembers."""
     with database.connect() as ticking, newest(database) as (_, _, _hidden):
         ticking.execute("select outbox_internal.tick()")
@@ -279,21 +279,21 @@ async def test_next_xid_is_read_once_per_transaction(database: Database, store: 
             stale = Tick(
                 *ticking.execute("select seq, snapshot::text, next_xid from outbox_internal.tick()").fetchall()[0]
             )
-            fresh = (await store.tick()).tick
+            fresh = (store.tick()).tick
             assert hidden(stale)
             assert hidden(fresh)
             assert stale.next_xid <= xid(late) < fresh.next_xid
     lost, kept = Follower(store, position=Position(stale)), Follower(store, position=Position(fresh))
-    await lost.follow()
-    await kept.follow()
+    lost.follow()
+    kept.follow()
     assert event in kept.ids
     assert event not in lost.ids
 
 
-async def test_store_ticks_in_a_transaction_of_its_own(database: Database, store: Store) -> None:
+def test_store_ticks_in_a_transaction_of_its_own(database: Database, store: Store) -> None:
     for _ in range(5):
         with newest(database) as (connection, _, hidden):
-            tick = (await store.tick()).tick
+            tick = (store.tick()).tick
             assert hidden(tick)
             assert xid(connection) < tick.next_xid
 
@@ -308,22 +308,22 @@ def id_without_xid(connection: Connection) -> int:
     raise AssertionError("each id came with an xid")
 
 
-async def test_id_taken_before_the_xid_would_be_lost(database: Database, store: Store) -> None:
+def test_id_taken_before_the_xid_would_be_lost(database: Database, store: Store) -> None:
     emit_and_commit(database)
     with database.connect() as connection:
         connection.execute("checkpoint")
         taken = id_without_xid(connection)
-        follower = Follower(store, position=Position((await store.tick()).tick))
+        follower = Follower(store, position=Position((store.tick()).tick))
         connection.execute(
             "insert into outbox.event (id, shard, uid, type, payload) values (%s, 0, outbox_internal.uuid7(), 't', '')",
             (taken,),
         )
     after = emit_and_commit(database)
-    await follower.follow()
+    follower.follow()
     assert follower.ids == [after]
 
 
-async def test_xid_has_its_default_before_id_and_the_sequence_keeps_none_back(database: Database) -> None:
+def test_xid_has_its_default_before_id_and_the_sequence_keeps_none_back(database: Database) -> None:
     with database.connect() as connection:
         columns = connection.execute(
             "select attname from pg_attribute where attrelid = 'outbox.event'::regclass and attnum > 0 order by attnum"
@@ -353,7 +353,7 @@ alter table outbox.event alter column id set default strict_id()
 LENIENT = "alter table outbox.event alter column id set default nextval('outbox.event_id_seq'); drop function strict_id"
 
 
-async def test_every_way_to_emit_takes_its_xid_before_its_id(database: Database) -> None:
+def test_every_way_to_emit_takes_its_xid_before_its_id(database: Database) -> None:
     with database.connect(autocommit=True) as connection:
         connection.execute(STRICT)
         try:
@@ -389,7 +389,7 @@ def roles(database: Database) -> Generator[Mapping[str, str]]:
         "copy outbox.event (id, uid, type, content_type) from stdin",
     ],
 )
-async def test_no_role_may_choose_ids_or_xids(
+def test_no_role_may_choose_ids_or_xids(
     database: Database, roles: Mapping[str, str], kind: str, statement: str
 ) -> None:
     with database.connect(autocommit=True) as connection:
@@ -398,18 +398,18 @@ async def test_no_role_may_choose_ids_or_xids(
             connection.execute(statement.encode())
 
 
-async def test_older_tick_of_another_relay_brings_nothing_back(database: Database, store: Store) -> None:
+def test_older_tick_of_another_relay_brings_nothing_back(database: Database, store: Store) -> None:
     follower = Follower(store, position=Position(quiet(database)))
     ids = [emit_and_commit(database) for _ in range(3)]
     with newest(database) as (_, late, _hidden):
-        older = (await store.tick()).tick
+        older = (store.tick()).tick
     ids.append(late)
     ids += [emit_and_commit(database) for _ in range(3)]
-    await follower.follow()
-    await follower.read_to(older)
-    await follower.follow()
+    follower.follow()
+    follower.read_to(older)
+    follower.follow()
     ids.append(emit_and_commit(database))
-    await follower.follow()
+    follower.follow()
     assert follower.ids == ids
 
 
@@ -417,16 +417,16 @@ async def test_older_tick_of_another_relay_brings_nothing_back(database: Databas
 
 
 @pytest.mark.parametrize("most_payload", [None, AMPLE_BYTES], ids=["version 1", "today"])
-async def test_latecomers_come_in_several_chunks_and_before_the_rest(
+def test_latecomers_come_in_several_chunks_and_before_the_rest(
     database: Database, store: Store, most_payload: int | None
 ) -> None:
     follower = Follower(store, position=Position(quiet(database)), most_rows=4)
     follower.most_payload = most_payload
     with database.connect() as one, database.connect() as other:
         late = [emit(connection) for connection in (one, other) * 10]
-        await follower.follow()
+        follower.follow()
         rest = [emit(one), *(emit_and_commit(database) for _ in range(5))]
-    await follower.follow()
+    follower.follow()
     assert follower.ids == [*late, *rest]
     chunks = [(piece, ids) for piece, ids in follower.reads if set(ids) & set(late)]
     assert len(chunks) > len(late) // 4
@@ -434,67 +434,63 @@ async def test_latecomers_come_in_several_chunks_and_before_the_rest(
     assert max(len(ids) for _, ids in chunks) <= 4
 
 
-async def test_transaction_bigger_than_a_chunk_is_never_read_whole(database: Database, store: Store) -> None:
+def test_transaction_bigger_than_a_chunk_is_never_read_whole(database: Database, store: Store) -> None:
     follower = Follower(store, position=Position(quiet(database)), most_rows=7)
     with database.connect() as connection:
         late = [emit(connection) for _ in range(100)]
-        await follower.follow()
+        follower.follow()
     emit_and_commit(database)
-    await follower.follow()
+    follower.follow()
     assert follower.ids[:100] == late
     assert max(len(ids) for _, ids in follower.reads) <= 7
 
 
 @pytest.mark.parametrize("transactions", [1, 3])
-async def test_few_latecomers_that_match_among_many_are_all_read(
-    database: Database, store: Store, transactions: int
-) -> None:
+def test_few_latecomers_that_match_among_many_are_all_read(database: Database, store: Store, transactions: int) -> None:
     """A read that looked at enough says how far it got: without that, what lies behind is lost."""
     follower = Follower(store, position=Position(quiet(database)), types=["rare"], most_rows=3)
     with ExitStack() as stack:
         open_ones = [stack.enter_context(database.connect()) for _ in range(transactions)]
         late = [(n, emit(open_ones[n % transactions], "rare" if n % 70 == 69 else "usual")) for n in range(300)]
-        await follower.follow()
-    await follower.follow()
+        follower.follow()
+    follower.follow()
     assert follower.ids == [event for n, event in late if n % 70 == 69]
 
 
 @pytest.mark.parametrize("bound", [{"most_rows": 1}, {"most_bytes": 1}], ids=["events", "bytes"])
-async def test_look_ends_with_the_latecomers_that_it_read(
-    database: Database, store: Store, bound: dict[str, Any]
-) -> None:
+def test_look_ends_with_the_latecomers_that_it_read(database: Database, store: Store, bound: dict[str, Any]) -> None:
     """The read of the latecomers is cut by a bound and also says how far it searched: the bound counts."""
     looking = Looking(store, position=Position(quiet(database)), **bound)
     with database.connect() as connection:
         late = [emit(connection) for _ in range(30)]
-        await looking.follow()
+        looking.follow()
         rest = [emit_and_commit(database) for _ in range(3)]
-    await looking.follow()
+    looking.follow()
     assert looking.ids == [*late, *rest]
     assert looking.windows >= 1
 
 
-async def test_look_leaves_large_payloads_to_the_usual_read(database: Database, store: Store) -> None:
+def test_look_leaves_large_payloads_to_the_usual_read(database: Database, store: Store) -> None:
     looking = Looking(store, position=Position(quiet(database)))
     looking.fault_at, looking.sizes = 10, (None,)
     ids = [emit_and_commit(database, payload=payload) for payload in (b"small", b"larger than that", b"small")]
-    await looking.follow()
+    looking.follow()
     assert looking.ids == ids
     assert not any(event.fault for event in looking.got)
     assert looking.windows == 0
 
 
-async def test_look_reads_no_backlog(database: Database, store: Store) -> None:
+def test_look_reads_no_backlog(database: Database, store: Store) -> None:
     looking = Looking(store, position=Position(quiet(database)))
     request = WindowRequest(looking.position.a, 0, frozenset(range(SHARDS)), None, most_ids=5)
     for _ in range(5):
         emit_and_commit(database)
-    assert (await store.look(request, 0.0, at_once)).window is not None
+    assert store.look(request).window is not None
     emit_and_commit(database)
-    assert (await store.look(request, 0.0, at_once)).window is None
+    assert store.look(request).window is None
 
 
-async def test_every_span_boundary_is_read_once(database: Database, store: Store) -> None:
+def test_every_span_boundary_is_read_once(database: Database, store: Store) -> None:
     start = Position(quiet(database))
     ids: list[int] = []
     for n in range(30):
@@ -505,7 +501,7 @@ async def test_every_span_boundary_is_read_once(database: Database, store: Store
                 connection.rollback()
     for span in range(1, 9):
         follower = Follower(store, position=start, most_span=span, most_rows=5, seed=span)
-        await follower.follow()
+        follower.follow()
         assert follower.ids == ids
 
 
@@ -519,18 +515,18 @@ class Window:
         self._most_payload = most_payload
         self._a = self._b = BEGINNING
 
-    async def fill(self, *emits: Mapping[str, Any]) -> list[int]:
+    def fill(self, *emits: Mapping[str, Any]) -> list[int]:
         """Emit one event for each of ``emits`` in one transaction between two ticks, or around the first."""
         with self._database.connect() as connection:
             if not self._late:
-                self._a = (await self._store.tick()).tick
+                self._a = (self._store.tick()).tick
             ids = [emit(connection, **each) for each in emits]
             if self._late:
-                self._a = (await self._store.tick()).tick
-        self._b = (await self._store.tick()).tick
+                self._a = (self._store.tick()).tick
+        self._b = (self._store.tick()).tick
         return ids
 
-    async def read(
+    def read(
         self,
         *,
         shards: Sequence[int] = EVERY_SHARD,
@@ -543,13 +539,13 @@ class Window:
         """Read the window once."""
         ask = self._store.read_late if self._late else self._store.read_rest
         most_payload = self._most_payload
-        events = await ask(shards, types, self._a, self._b, after, upto, rows, payload_bytes, most_payload=most_payload)
+        events = ask(shards, types, self._a, self._b, after, upto, rows, payload_bytes, most_payload=most_payload)
         pop_scan_end(events)
         return events
 
-    async def ids(self, **bounds: Any) -> list[int]:
+    def ids(self, **bounds: Any) -> list[int]:
         """Return the ids of one read."""
-        return [event.id for event in await self.read(**bounds)]
+        return [event.id for event in self.read(**bounds)]
 
 
 @pytest.fixture(params=["latecomers", "rest"])
@@ -562,8 +558,8 @@ def window(request: pytest.FixtureRequest, database: Database, store: Store, lat
     return Window(database, store, late=late, most_payload=request.param)
 
 
-async def test_read_returns_what_was_emitted(window: Window, database: Database) -> None:
-    bare, full = await window.fill({}, {"key": "k", "payload": bytes(range(256))})
+def test_read_returns_what_was_emitted(window: Window, database: Database) -> None:
+    bare, full = window.fill({}, {"key": "k", "payload": bytes(range(256))})
     with database.connect() as connection:
         connection.execute(
             "update outbox.event set headers = '{\"h\": \"v\"}', deliver_at = '2030-01-01Z' where id = %s", (full,)
@@ -573,7 +569,7 @@ async def test_read_returns_what_was_emitted(window: Window, database: Database)
             "from outbox.event where id >= %s order by id",
             (bare,),
         ).fetchall()
-    events = await window.read()
+    events = window.read()
     assert events == [(*row, None, None) for row in stored]
     assert [(event.key, event.headers is None, event.deliver_at is None) for event in events] == [
         (None, True, True),
@@ -581,29 +577,29 @@ async def test_read_returns_what_was_emitted(window: Window, database: Database)
     ]
 
 
-async def test_read_is_in_id_order_between_its_bounds(window: Window) -> None:
-    ids = await window.fill(*[PLAIN] * 9)
-    assert await window.ids() == ids
-    assert await window.ids(after=ids[2]) == ids[3:]
-    assert await window.ids(upto=ids[6]) == ids[:7]
-    assert await window.ids(after=ids[2], upto=ids[3]) == [ids[3]]
-    assert await window.ids(after=ids[8]) == []
-    assert await window.ids(rows=4) == ids[:4]
-    assert await window.ids(after=ids[3], rows=4) == ids[4:8]
+def test_read_is_in_id_order_between_its_bounds(window: Window) -> None:
+    ids = window.fill(*[PLAIN] * 9)
+    assert window.ids() == ids
+    assert window.ids(after=ids[2]) == ids[3:]
+    assert window.ids(upto=ids[6]) == ids[:7]
+    assert window.ids(after=ids[2], upto=ids[3]) == [ids[3]]
+    assert window.ids(after=ids[8]) == []
+    assert window.ids(rows=4) == ids[:4]
+    assert window.ids(after=ids[3], rows=4) == ids[4:8]
 
 
-async def test_read_ends_with_the_event_that_reaches_the_byte_bound(window: Window) -> None:
-    ids = await window.fill(*[{"payload": bytes(MIB)}] * 4)
+def test_read_ends_with_the_event_that_reaches_the_byte_bound(window: Window) -> None:
+    ids = window.fill(*[{"payload": bytes(MIB)}] * 4)
     for most, count in [(1, 1), (MIB, 1), (MIB + 1, 2), (2 * MIB, 2), (3 * MIB - 1, 3), (4 * MIB, 4), (9 * MIB, 4)]:
-        assert await window.ids(payload_bytes=most) == ids[:count], most
+        assert window.ids(payload_bytes=most) == ids[:count], most
 
 
-async def test_events_without_payload_bytes_are_read(window: Window, database: Database) -> None:
-    ids = await window.fill({"payload": b""}, {"payload": b"x"}, {"payload": b""})
-    assert await window.ids(payload_bytes=1) == ids[:2]
+def test_events_without_payload_bytes_are_read(window: Window, database: Database) -> None:
+    ids = window.fill({"payload": b""}, {"payload": b"x"}, {"payload": b""})
+    assert window.ids(payload_bytes=1) == ids[:2]
     with database.connect() as connection:
         connection.execute("update outbox.event set payload = null where id = any(%s)", (ids[:2],))
-    assert await window.ids(payload_bytes=1) == ids
+    assert window.ids(payload_bytes=1) == ids
 
 
 @pytest.mark.parametrize(
@@ -618,30 +614,30 @@ async def test_events_without_payload_bytes_are_read(window: Window, database: D
         ("b", []),
     ],
 )
-async def test_types_are_filtered_as_routes_mean_them(window: Window, pattern: str, types: list[str]) -> None:
-    await window.fill(*({"kind": kind} for kind in ["a_b", "axb", "a%b", "a\\b", "o.x", "B"]))
-    assert [event.type for event in await window.read(types=[like_pattern(pattern)])] == types
+def test_types_are_filtered_as_routes_mean_them(window: Window, pattern: str, types: list[str]) -> None:
+    window.fill(*({"kind": kind} for kind in ["a_b", "axb", "a%b", "a\\b", "o.x", "B"]))
+    assert [event.type for event in window.read(types=[like_pattern(pattern)])] == types
 
 
-async def test_any_of_several_patterns_is_enough_and_none_at_all_means_none(window: Window) -> None:
-    ids = await window.fill({"kind": "a"}, {"kind": "b"}, {"kind": "c"})
-    assert await window.ids(types=["a", "c", "a%"]) == [ids[0], ids[2]]
-    assert await window.ids(types=[]) == []
-    assert await window.ids(types=None) == ids
+def test_any_of_several_patterns_is_enough_and_none_at_all_means_none(window: Window) -> None:
+    ids = window.fill({"kind": "a"}, {"kind": "b"}, {"kind": "c"})
+    assert window.ids(types=["a", "c", "a%"]) == [ids[0], ids[2]]
+    assert window.ids(types=[]) == []
+    assert window.ids(types=None) == ids
 
 
-async def test_only_the_shards_that_were_asked_for_are_read(window: Window) -> None:
-    ids = await window.fill(*({"key": f"key-{n}"} for n in range(100)))
-    every = await window.read()
+def test_only_the_shards_that_were_asked_for_are_read(window: Window) -> None:
+    ids = window.fill(*({"key": f"key-{n}"} for n in range(100)))
+    every = window.read()
     assert [event.id for event in every] == ids
     assert len({event.shard for event in every}) > 20
     for shards in ([0], [0, 63], range(32), range(32, 64), []):
         expected = [event for event in every if event.shard in shards]
-        assert await window.read(shards=list(shards)) == expected
+        assert window.read(shards=list(shards)) == expected
 
 
-async def test_events_of_a_key_share_a_shard_whatever_their_uid(window: Window) -> None:
-    await window.fill(*[{"key": "one"}] * 20, *[PLAIN] * 50)
-    every = await window.read()
+def test_events_of_a_key_share_a_shard_whatever_their_uid(window: Window) -> None:
+    window.fill(*[{"key": "one"}] * 20, *[PLAIN] * 50)
+    every = window.read()
     assert len({event.shard for event in every if event.key}) == 1
     assert len({event.shard for event in every if not event.key}) > 10

@@ -26,14 +26,13 @@ OTHER_FOLDERS = {
 }
 OTHER_FILES = {
     "Kafka's, and so left out by `make servers`": """
-        bench blocking_kafka_files demo dev drill kafka_holding kafka_listeners kafka_registry kafka_relay
+        bench demo dev drill kafka_holding kafka_listeners kafka_registry kafka_relay
         kafka_rolling kafka_slow kafka_tokens main_job registry_trouble
     """,
     "thorough, and so run on one version only": "blackhole chaos_days clock prometheus",
-    "half a minute for each case, and only of the pace that shared_rate tests": "rate_accuracy",
     "of several versions by itself": "pg_upgrade",
     "commands and the page: what they say, of functions that other files test": """
-        attempt_commands check_online cli config_commands connection_reasons dead_commands reasons
+        attempt_commands check_online cli connection_reasons dead_commands reasons
         ui_actions ui_answers ui_api ui_mounted ui_server why_key
     """,
     "processes: their files, signals, clients, memory and destinations": """

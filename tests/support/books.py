@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import Generator
 
 import pytest
 
@@ -11,10 +11,10 @@ from tests.support.ledger import Ledger, ledger
 
 
 @pytest.fixture
-async def books(database: Database) -> AsyncGenerator[Ledger]:
+def books(database: Database) -> Generator[Ledger]:
     """Yield a database with one sink `s` for every type, owned by the relay `here`."""
-    async with ledger(database) as found:
-        await found.register(("s", ["*"], "beginning"))
-        await found.live("here", "s")
-        await found.own("s")
+    with ledger(database) as found:
+        found.register(("s", ["*"], "beginning"))
+        found.live("here", "s")
+        found.own("s")
         yield found

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import Generator
+from contextlib import contextmanager
 
 import pytest
-from playwright.async_api import Browser, async_playwright, expect
+from playwright.sync_api import Browser, expect, sync_playwright
 
 from tests.support.installed import absent
 
@@ -17,21 +17,21 @@ EXPECT_SECONDS = 30.0
 """Time limit of an expectation, on a busy machine."""
 
 
-@asynccontextmanager
-async def chromium() -> AsyncGenerator[Browser]:
+@contextmanager
+def chromium() -> Generator[Browser]:
     """Start a browser, and end it."""
     executable = shutil.which("chromium") or absent("Chromium", "chromium")
     expect.set_options(timeout=EXPECT_SECONDS * 1000)
-    async with async_playwright() as playwright:
-        opened = await playwright.chromium.launch(executable_path=executable, args=ARGUMENTS)
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=executable, args=ARGUMENTS)
         try:
             yield opened
         finally:
-            await opened.close()
+            opened.close()
 
 
 @pytest.fixture
-async def browser() -> AsyncGenerator[Browser]:
+def browser() -> Generator[Browser]:
     """Yield a browser without a window."""
-    async with chromium() as opened:
+    with chromium() as opened:
         yield opened

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from outbox_relay import outbox
 from outbox_relay.domain.event import StoredEvent
 from tests.support.database import Database, query
 from tests.support.memory_sink import MemorySink
-from tests.support.wait import auntil
+from tests.support.wait import until
 
 
 def emit(database: Database, keys: Iterable[str | None], **options: Any) -> list[int]:
@@ -45,23 +44,23 @@ def in_order(events: Sequence[StoredEvent]) -> bool:
     return all(seen == sorted(seen) for key, seen in first_deliveries(events).items() if key is not None)
 
 
-async def delivered(sink: MemorySink, wanted: Iterable[int], seconds: float = 20) -> None:
+def delivered(sink: MemorySink, wanted: Iterable[int], seconds: float = 20) -> None:
     """Wait until all events in `wanted` have been delivered."""
     missing = set(wanted)
 
-    async def fact() -> bool:
+    def fact() -> bool:
         return not missing - set(ids(sink))
 
-    await auntil(fact, seconds=seconds, what=f"{len(missing)} events are delivered")
+    until(fact, seconds=seconds, what=f"{len(missing)} events are delivered")
 
 
-async def has(database: Database, text: str, *parameters: Any, seconds: float = 20) -> list[tuple[Any, ...]]:
+def has(database: Database, text: str, *parameters: Any, seconds: float = 20) -> list[tuple[Any, ...]]:
     """Wait until a query has rows and return them."""
 
-    async def fact() -> list[tuple[Any, ...]]:
-        return await asyncio.to_thread(query, database, text, *parameters)
+    def fact() -> list[tuple[Any, ...]]:
+        return query(database, text, *parameters)
 
-    return await auntil(fact, seconds=seconds, what=text)
+    return until(fact, seconds=seconds, what=text)
 
 
 def touched(connection: psycopg.Connection[Any]) -> tuple[int, int]:

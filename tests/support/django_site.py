@@ -19,41 +19,12 @@ def set_up() -> None:
         return
     settings.configure(
         SECRET_KEY="for tests",
-        ALLOWED_HOSTS=["testserver"],
-        ROOT_URLCONF="tests.support.django_urls",
         DATABASES={
             "default": {**POSTGRES},
             "shop": {**POSTGRES},
             "lite": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"},
         },
-        INSTALLED_APPS=[
-            "django.contrib.admin",
-            "django.contrib.auth",
-            "django.contrib.contenttypes",
-            "django.contrib.sessions",
-            "django.contrib.messages",
-            "outbox_relay.contrib.django",
-        ],
-        MIDDLEWARE=[
-            "django.contrib.sessions.middleware.SessionMiddleware",
-            "django.contrib.auth.middleware.AuthenticationMiddleware",
-            "django.contrib.messages.middleware.MessageMiddleware",
-        ],
-        TEMPLATES=[
-            {
-                "BACKEND": "django.template.backends.django.DjangoTemplates",
-                "APP_DIRS": True,
-                "OPTIONS": {
-                    "context_processors": [
-                        "django.template.context_processors.request",
-                        "django.contrib.auth.context_processors.auth",
-                        "django.contrib.messages.context_processors.messages",
-                    ]
-                },
-            }
-        ],
-        PASSWORD_HASHERS=["django.contrib.auth.hashers.MD5PasswordHasher"],
-        STATIC_URL="static/",
+        INSTALLED_APPS=["outbox_relay.contrib.django"],
         USE_TZ=True,
     )
     django.setup()

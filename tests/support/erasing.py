@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 from dataclasses import dataclass, field
@@ -25,11 +24,6 @@ def erase(database: Database, *arguments: str, user: str | None = None) -> Ended
     """Run `outbox-relay erase`, with --yes and a reason."""
     dsn = database.dsn if user is None else database.dsn_as(user)
     return inside("erase", "--reason", "asked for", "--yes", *arguments, "--dsn", dsn)
-
-
-async def aerase(database: Database, *arguments: str) -> Ended:
-    """Do the same inside an event loop."""
-    return await asyncio.to_thread(erase, database, *arguments)
 
 
 @dataclass

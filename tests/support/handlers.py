@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
 
@@ -44,11 +45,16 @@ async def _is_extended() -> bool:
     return (DIRECTORY / "extended").exists()
 
 
-async def contract(delivery: outbox_relay.Delivery) -> None:
+def contract(delivery: outbox_relay.Delivery) -> None:
     """Refuse poison, and record everything else."""
     if delivery.payload == POISON:
         raise outbox_relay.Dead("poison")
     record(delivery)
+
+
+async def acontract(delivery: outbox_relay.Delivery) -> None:
+    """Do as the plain one does."""
+    contract(delivery)
 
 
 def _is_first(delivery: outbox_relay.Delivery, name: str) -> bool:
@@ -60,14 +66,19 @@ def _is_first(delivery: outbox_relay.Delivery, name: str) -> bool:
     return True
 
 
+def _note(name: str, line: str) -> None:
+    with (DIRECTORY / name).open("a") as file:
+        file.write(f"{line}\n")
+
+
 class Abrupt(BaseException):
     """An exception that is no Exception."""
 
 
-def _misbehave(delivery: outbox_relay.Delivery, what: str) -> None:  # noqa: C901 - one case for each fault
+def _misbehave(delivery: outbox_relay.Delivery, what: str) -> None:
     """Do as the payload says. What returns is recorded by the caller."""
     match what:
-        case "retry" if delivery.attempt == 1:  # also after one that did not count, since its worker was killed
+        case "retry" if delivery.attempt == 1:
             raise outbox_relay.Retry(after=0.1, reason="busy")
         case "dead":
             raise outbox_relay.Dead("no such customer")
@@ -77,21 +88,6 @@ def _misbehave(delivery: outbox_relay.Delivery, what: str) -> None:  # noqa: C90
             raise Abrupt("abrupt")
         case "exit":
             sys.exit(3)
-        case "die":
-            os._exit(4)
-        case "die once" if _is_first(delivery, what):
-            os._exit(4)
-        case "eat":
-            held = [bytearray(b"x" * (1 << 20)) for _ in range(300)]
-            time.sleep(30)
-            held.clear()
-        case "close":
-            os.closerange(3, 1000)
-        case "fork":
-            if not os.fork():
-                time.sleep(300)
-        case "print":
-            print("printed\n" * 3, '\x1b[31m{"event": "false"}')  # noqa: T201 - a handler may
         case "block":
             time.sleep(300)
         case "brief":
@@ -103,7 +99,7 @@ def _misbehave(delivery: outbox_relay.Delivery, what: str) -> None:  # noqa: C90
 async def asynchronous(delivery: outbox_relay.Delivery) -> None:
     """Misbehave in the event loop."""
     what = str(delivery.json())
-    (DIRECTORY / "pids").open("a").write(f"{os.getpid()}\n")
+    _note("calls", what)
     if what == "sleep":
         await asyncio.sleep(300)
     if what == "stubborn":
@@ -119,17 +115,16 @@ async def asynchronous(delivery: outbox_relay.Delivery) -> None:
 
 def plain(delivery: outbox_relay.Delivery) -> None:
     """Misbehave in a thread."""
-    (DIRECTORY / "pids").open("a").write(f"{os.getpid()}\n")
-    _misbehave(delivery, str(delivery.json()))
+    what = str(delivery.json())
+    _note("calls", what)
+    _misbehave(delivery, what)
     record(delivery)
 
 
 def _kill(delivery: outbox_relay.Delivery, step: str) -> None:
-    """Kill this process, or the relay, at the step that the payload names, once for the event."""
-    victim, _, at = str(delivery.json()).partition(" ")
-    if at == step and _is_first(delivery, "killed"):
-        os.kill(os.getppid() if victim == "relay" else os.getpid(), signal.SIGKILL)
-        time.sleep(60)
+    """Kill the relay at the step that the payload names, once for the event."""
+    if delivery.json() == step and _is_first(delivery, "killed"):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def transactional(delivery: outbox_relay.Delivery) -> None:
@@ -158,3 +153,8 @@ async def atransactional(delivery: outbox_relay.Delivery) -> None:
 
 def no_argument() -> None:
     """Take nothing, which a handler must not."""
+
+
+def generator(_delivery: outbox_relay.Delivery) -> Generator[None]:
+    """Yield, which a handler must not."""
+    yield

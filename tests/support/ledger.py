@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID, uuid4
@@ -28,9 +28,9 @@ class Ledger:
     generations: dict[str, int] = field(default_factory=dict[str, int])
     _shards: dict[int, int] = field(default_factory=dict[int, int])
 
-    async def register(self, *sinks: tuple[str, list[str], str]) -> None:
+    def register(self, *sinks: tuple[str, list[str], str]) -> None:
         """Make sinks (name, patterns, start) known."""
-        for name, generation in (await self.store.register_sinks(sinks, await self.tick())).items():
+        for name, generation in self.store.register_sinks(sinks, self.tick()).items():
             self.generations[name] = generation
             self.know_epochs(name)
 
@@ -38,37 +38,37 @@ class Ledger:
         """Write positions of `sink` at the epochs that its shards have now."""
         self.epochs[sink] = dict(self.query("select shard, epoch from outbox.shard where sink = %s", sink))
 
-    async def _generation(self, sink: str) -> int:
+    def _generation(self, sink: str) -> int:
         if sink not in self.generations:
-            self.generations[sink] = (await self.store.sinks([sink]))[0].generation
+            self.generations[sink] = self.store.sinks([sink])[0].generation
         return self.generations[sink]
 
-    async def tick(self) -> Tick:
+    def tick(self) -> Tick:
         """Return a tick that is taken now."""
-        return (await self.store.tick()).tick
+        return self.store.tick().tick
 
-    async def live(self, name: str, *sinks: str, version: str = "1.2.3") -> None:
+    def live(self, name: str, *sinks: str, version: str = "1.2.3") -> None:
         """Register this relay under ``name``, alive and serving ``sinks``."""
-        await self.store.heartbeat(self.relay, name, version, sinks, 5.0)
+        self.store.heartbeat(self.relay, name, version, sinks, 5.0)
 
-    async def own(self, sink: str, most: int = SHARDS, lease_seconds: float = 60.0) -> list[int]:
+    def own(self, sink: str, most: int = SHARDS, lease_seconds: float = 60.0) -> list[int]:
         """Claim up to `most` shards; returns those that are claimed now."""
-        claimed = await self.store.claim_shards(sink, self.relay, await self._generation(sink), lease_seconds, most)
+        claimed = self.store.claim_shards(sink, self.relay, self._generation(sink), lease_seconds, most)
         self.epochs.setdefault(sink, {}).update({c.shard: c.epoch for c in claimed})
         return [c.shard for c in claimed]
 
-    async def place(self, sink: str, position: Position, shards: Iterable[int] = ALL) -> None:
+    def place(self, sink: str, position: Position, shards: Iterable[int] = ALL) -> None:
         """Set the shards of ``sink`` to ``position``."""
         epochs = self.epochs.get(sink, {})
-        await self.store.settle(sink, self.relay, {s: (epochs.get(s, 0), position) for s in shards}, [], {})
+        self.store.settle(sink, self.relay, {s: (epochs.get(s, 0), position) for s in shards}, [], {})
 
-    async def catch_up(self, sink: str) -> None:
+    def catch_up(self, sink: str) -> None:
         """Put every position of a sink behind everything that is committed now."""
-        await self.place(sink, Position(await self.tick()))
+        self.place(sink, Position(self.tick()))
 
-    async def park(self, sink: str, *rows: NewRow) -> None:
+    def park(self, sink: str, *rows: NewRow) -> None:
         """Make rows of events; their shards must be owned."""
-        await self.store.settle(sink, self.relay, {}, rows, self.epochs[sink])
+        self.store.settle(sink, self.relay, {}, rows, self.epochs[sink])
 
     def emit(self, *keys: str | None, type: str = "test.event", **options: Any) -> list[int]:  # noqa: A002 - emit's name
         """Emit an event per key in one transaction; returns their ids. `options` go to outbox.emit_raw."""
@@ -117,12 +117,12 @@ def emit(
     return connection.execute(EMIT, (type, payload, key, deliver_at, headers)).fetchone()[0]
 
 
-@asynccontextmanager
-async def ledger(database: Database) -> AsyncGenerator[Ledger]:
+@contextmanager
+def ledger(database: Database) -> Generator[Ledger]:
     """Yield a ledger of ``database``, which is closed at the end."""
     store = Store(lambda: database.dsn, pooler=False, connections=2)
-    await store.open()
+    store.open()
     try:
         yield Ledger(database, store)
     finally:
-        await store.close()
+        store.close()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import DELIVERED, Delivered, Failed, Refused, Unavailable, Verdict
+from outbox_relay.sinks import Call
+from outbox_relay.sinks.posting import PostingSink
 
 BOTH = pytest.mark.parametrize("keeps_order", [True, False], ids=["batches", "requests"])
 Script = Callable[[StoredEvent, int], Verdict | Awaitable[Verdict]]
@@ -21,6 +24,51 @@ Script = Callable[[StoredEvent, int], Verdict | Awaitable[Verdict]]
 
 def _always(_event: StoredEvent, _attempt: int) -> Verdict:
     return DELIVERED
+
+
+class Gate:
+    """A fact that a test tells a client, or a client a test, across threads."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self.set, self.is_set, self.clear = self._event.set, self._event.is_set, self._event.clear
+
+    async def wait(self) -> None:
+        """Wait for the fact in the thread of a client."""
+        while not self._event.is_set():  # noqa: ASYNC110 - tests set it in their threads
+            await asyncio.sleep(0.005)
+
+    def becomes(self, seconds: float = 20) -> None:
+        """Wait for the fact in the thread of a test."""
+        assert self._event.wait(seconds), f"not within {seconds:g} s"
+
+
+class OrderedSink(PostingSink):
+    """A ``MemorySink`` that keeps order, whose stopped keys go on once every call has been taken."""
+
+    _untaken = 0
+
+    def submit(self, call: Call) -> None:
+        """See ``Sink``."""
+        self._untaken += 1
+        super().submit(call)
+
+    def completed(self, seconds: float) -> Sequence[Call]:
+        """See ``Sink``."""
+        calls = super().completed(seconds)
+        self._untaken -= len(calls)
+        if not self._untaken:
+            self._go_on()
+        return calls
+
+    def withdraw(self) -> None:
+        """See ``Sink``."""
+        super().withdraw()
+        self._untaken = 0
+        self._go_on()
+
+    def _go_on(self) -> None:
+        cast("Any", self.client).go_on()
 
 
 class MemorySink:
@@ -52,12 +100,12 @@ class MemorySink:
         self._script = script
         self._tried: Counter[int] = Counter()
         self._turn = asyncio.Lock()
-        self._under_way = 0
         self._stopped: dict[str, Unavailable] = {}
         self._resets = 0
 
     async def open(self) -> None:
-        """Do nothing: there is nothing to open."""
+        """Belong to the event loop that opens it, which is not that of an earlier relay."""
+        self._turn = asyncio.Lock()
 
     async def close(self) -> None:
         """Forget what is under way; deliveries stay recorded."""
@@ -74,19 +122,17 @@ class MemorySink:
     async def deliver(self, batch: Sequence[StoredEvent], until: float, _attempt: int = 0, /) -> Sequence[Verdict]:
         """See ``Sink``. After an event of a key that is neither delivered nor refused, its later ones are unavailable.
 
-        That holds until every call under way has returned.
+        That holds until every call has been taken: see ``OrderedSink``.
         """
         resets = self._resets
         if not self.keeps_order:
             return [await self._one(event, until, resets) for event in batch]
-        self._under_way += 1
-        try:
-            async with self._turn:
-                return [await self._in_order(event, until, resets) for event in batch]
-        finally:
-            self._under_way -= 1
-            if not self._under_way:
-                self._stopped.clear()
+        async with self._turn:
+            return [await self._in_order(event, until, resets) for event in batch]
+
+    def go_on(self) -> None:
+        """Deliver stopped keys again: every call has been taken."""
+        self._stopped.clear()
 
     async def _in_order(self, event: StoredEvent, until: float, resets: int) -> Verdict:
         if event.key is None:

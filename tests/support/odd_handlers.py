@@ -1,37 +1,28 @@
-"""Handlers that tests call in workers of a Python sink without a relay. Each does as its payload says."""
+"""Handlers that tests call in a Python sink without a relay. Each does as its payload says."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import subprocess
 import sys
+import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from contextvars import ContextVar
-from pathlib import Path
 from typing import Any, NoReturn
+from uuid import UUID
 
 import psycopg
 
 import outbox_relay
-from tests.support.wait import auntil
 
-DIRECTORY = Path(os.environ.get("HANDLERS_DIRECTORY", "/nonexistent"))
+RECEIVED: list[str] = []
+"""The events that were handled."""
+RELEASE = threading.Event()
+"""Ends handlers that ignore their time limit."""
 SEEN: ContextVar[str] = ContextVar("SEEN", default="")
-
-if os.environ.get("HANDLERS_END"):  # a module whose process does not live long
-
-    def _end() -> None:
-        time.sleep(0.1)
-        os._exit(7)
-
-    import threading
-
-    threading.Thread(target=_end).start()
+MOST_SECONDS = 20.0
 
 
 class Unspeakable(Exception):
@@ -76,7 +67,7 @@ def _late_retry() -> outbox_relay.Retry:
 
 
 async def _work() -> None:
-    (DIRECTORY / "worked").touch()
+    RECEIVED.append("worked")
 
 
 def _generator() -> Generator[int]:
@@ -114,55 +105,18 @@ FAULTS: dict[str, Callable[[], Any]] = {
 """Faults that cost one event its attempt, and their process nothing."""
 
 
-def _common(delivery: outbox_relay.Delivery, what: str) -> Any:  # noqa: C901 - one case each
+def _common(delivery: outbox_relay.Delivery, what: str) -> Any:
     if (fault := FAULTS.get(what)) is not None:
         return fault()
     match what:
-        case "die":
-            os._exit(4)
-        case "die once" if _is_first(delivery):
-            os._exit(4)
-        case "block":
-            time.sleep(300)
-        case "eat":
-            held = [bytearray(b"x" * (1 << 20)) for _ in range(100)]
-            time.sleep(300)
-            held.clear()
+        case "hang":
+            RELEASE.wait(MOST_SECONDS)
         case "block a while":
             time.sleep(0.7)
-        case "fork and die":
-            if not os.fork():
-                os.setsid()
-                time.sleep(300)
-            os._exit(4)
-        case "start a program and die":
-            subprocess.Popen(["sleep", "300"], close_fds=False, start_new_session=True)  # noqa: S607
-            os._exit(4)
-        case "start a program":
-            _note("orphan", subprocess.Popen(["sleep", "300"]).pid)  # noqa: S607
-        case "fork and return":
-            if not (child := os.fork()):
-                return None
-            _note("child", child)
-        case "stop a program":
-            program = subprocess.Popen(["sleep", "300"])  # noqa: S607
-            program.terminate()
-            if program.wait() != -signal.SIGTERM:
-                raise RuntimeError("the program ignores signals")
-        case "print a lot":
-            print("x" * 100_000 + "\n" * 100_000 + "y\n" * 100_000 + "last")  # noqa: T201
-        case "lose stdout":
-            sys.stdout.close()
-            sys.stdout = None  # type: ignore[assignment]
         case "context":
-            found = SEEN.get()
-            SEEN.set("the value of an earlier event")
-            if found:
+            if found := SEEN.get():
                 raise RuntimeError(found)
-        case "extend often":
-            end = time.monotonic() + 0.5
-            while time.monotonic() < end:
-                delivery.extend(30)
+            SEEN.set("the value of an earlier event")
         case "extend":
             deadline = delivery.deadline
             delivery.extend(0.001)
@@ -172,25 +126,8 @@ def _common(delivery: outbox_relay.Delivery, what: str) -> Any:  # noqa: C901 - 
             if not deadline < later == delivery.deadline:
                 raise RuntimeError("the deadline went back")
         case _:
-            _note("received", what)
+            RECEIVED.append(what)
     return None
-
-
-def _note(name: str, value: object) -> None:
-    with (DIRECTORY / name).open("a") as file:
-        file.write(f"{value}\n")
-
-
-def _is_first(delivery: outbox_relay.Delivery) -> bool:
-    try:
-        (DIRECTORY / str(delivery.uid)).touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True
-
-
-async def _is_told() -> bool:
-    return (DIRECTORY / "told").exists()
 
 
 async def asynchronous(delivery: outbox_relay.Delivery) -> Any:
@@ -198,22 +135,18 @@ async def asynchronous(delivery: outbox_relay.Delivery) -> Any:
     what = delivery.payload.decode()
     match what:
         case "sleep":
-            _note("began", what)
             await asyncio.sleep(300)
         case "stubborn":
-            while True:
+            while not RELEASE.is_set():
                 with suppress(asyncio.CancelledError):
-                    await asyncio.sleep(300)
+                    await asyncio.sleep(0.05)
         case "nap":
-            _note("began", what)
             await asyncio.sleep(0.3)
-            _note("received", what)
-        case "wait":
-            _note("steps", "begins")
-            await auntil(_is_told, seconds=60, what="the test tells it to end")
-            _note("steps", "ends")
+            RECEIVED.append(what)
         case "stop the loop":
             asyncio.get_running_loop().stop()
+        case "leave a task":
+            await asyncio.wait([asyncio.create_task(_leave())])
         case "extend":
             _common(delivery, what)
             await asyncio.sleep(0.8)
@@ -222,20 +155,17 @@ async def asynchronous(delivery: outbox_relay.Delivery) -> Any:
     return None
 
 
+async def _leave() -> NoReturn:
+    sys.exit(3)
+
+
 def plain(delivery: outbox_relay.Delivery) -> Any:
     """Do as the payload says, in a thread."""
     what = delivery.payload.decode()
     match what:
-        case "sleep":
-            _note("began", what)
-            time.sleep(300)
-        case "sleep longer":
-            delivery.extend(60)
-            time.sleep(300)
         case "nap":
-            _note("began", what)
             time.sleep(0.3)
-            _note("received", what)
+            RECEIVED.append(what)
         case "extend":
             _common(delivery, what)
             time.sleep(0.8)
@@ -246,6 +176,15 @@ def plain(delivery: outbox_relay.Delivery) -> Any:
 
 # -- transactions -------------------------------------------------------------------------------------------------
 
+LOST: set[UUID] = set()
+
+
+def _is_first(delivery: outbox_relay.Delivery) -> bool:
+    is_first = delivery.uid not in LOST
+    LOST.add(delivery.uid)
+    return is_first
+
+
 HELD: list[Any] = []
 """Blocks that were entered and not left: the garbage collector would leave them."""
 
@@ -253,6 +192,16 @@ HELD: list[Any] = []
 def _held(block: Any) -> Any:
     HELD.append(block)
     return block
+
+
+def columns(cursor: Any) -> Any:
+    """Make rows with a factory that needs columns, as one in the documentation of psycopg does."""
+    names = [column.name for column in cursor.description]
+
+    def row(values: Sequence[Any]) -> dict[str, Any]:
+        return dict(zip(names, values, strict=True))
+
+    return row
 
 
 INSERT = "insert into effects (uid) values (%s)"
@@ -266,13 +215,7 @@ def transactional(delivery: outbox_relay.Delivery) -> Any:  # noqa: C901 - one c
         case "commit":
             connection.commit()
         case "commit statement":
-            connection.execute("/* now */ COMMIT")
-        case "script":
-            connection.execute("select ';'; commit")
-        case "many":
-            connection.cursor().executemany("commit", [()])
-        case "stream":
-            list(connection.cursor().stream("commit"))
+            connection.execute("commit")
         case "hidden failure":
             with suppress(psycopg.Error):
                 connection.execute("select 1/0")
@@ -291,6 +234,8 @@ def transactional(delivery: outbox_relay.Delivery) -> Any:  # noqa: C901 - one c
                 connection.execute("select pg_terminate_backend(pg_backend_pid())")
         case "lose it once" if _is_first(delivery):
             connection.execute("select pg_terminate_backend(pg_backend_pid())")
+        case "row factory":
+            connection.row_factory = columns
         case "named as ours":
             raise DatabaseDown("mine")
         case _:
@@ -306,14 +251,7 @@ async def atransactional(delivery: outbox_relay.Delivery) -> Any:  # noqa: C901 
         case "commit":
             await connection.commit()
         case "commit statement":
-            await connection.execute("/* now */ COMMIT")
-        case "script":
-            await connection.execute("select ';'; commit")
-        case "many":
-            await connection.cursor().executemany("commit", [()])
-        case "stream":
-            async for _ in connection.cursor().stream("commit"):
-                pass
+            await connection.execute("commit")
         case "hidden failure":
             with suppress(psycopg.Error):
                 await connection.execute("select 1/0")
@@ -332,6 +270,8 @@ async def atransactional(delivery: outbox_relay.Delivery) -> Any:  # noqa: C901 
                 await connection.execute("select pg_terminate_backend(pg_backend_pid())")
         case "lose it once" if _is_first(delivery):
             await connection.execute("select pg_terminate_backend(pg_backend_pid())")
+        case "row factory":
+            connection.row_factory = columns
         case "named as ours":
             raise DatabaseDown("mine")
         case _:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import socket
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from html import unescape
 from typing import Any
 
-import httpx
 import uvicorn
-from httpx import ASGITransport, AsyncClient, Response
+from httpx2 import Response
+from starlette.testclient import TestClient
 
 from outbox_relay.ui.access import Access, Anyone
 from outbox_relay.ui.app import build_app
@@ -22,7 +22,7 @@ from outbox_relay.ui.server import configuration
 from outbox_relay.ui.site import PageOptions, Site
 from outbox_relay.ui.users import User
 from tests.support.database import Database
-from tests.support.wait import auntil
+from tests.support.wait import until
 
 ADDRESS = "http://127.0.0.1:8090"
 FORM = re.compile(r'<form class="confirm".*?</form>', re.DOTALL)
@@ -33,37 +33,37 @@ FIELD = re.compile(r'<input type="hidden" name="([^"]+)" value="([^"]*)">')
 class Browser:
     """A client of the page, which sends what a browser sends."""
 
-    client: AsyncClient
+    client: TestClient
     site: Site
 
-    async def get(self, path: str, status: int = 200, **options: Any) -> str:
+    def get(self, path: str, status: int = 200, **options: Any) -> str:
         """Return the page at `path`."""
-        found = await self.client.get(path, **options)
+        found = self.client.get(path, **options)
         assert found.status_code == status, f"{path}: {found.status_code}: {found.text[-2000:]}"
         return found.text
 
-    async def json(self, path: str, status: int = 200, **options: Any) -> Any:
+    def json(self, path: str, status: int = 200, **options: Any) -> Any:
         """Return the answer of the API at `path`."""
-        found = await self.client.get(f"/api/v1{path}", **options)
+        found = self.client.get(f"/api/v1{path}", **options)
         assert found.status_code == status, f"{path}: {found.status_code}: {found.text}"
         return found.json()
 
-    async def key_path(self, key: str) -> str:
+    def key_path(self, key: str) -> str:
         """Return the path of the page of `key`."""
-        await self.site.store()
+        self.site.store()
         return f"/keys/{self.site.keys.hash(key)}"
 
-    async def post(self, path: str, fields: dict[str, str], **headers: str) -> Response:
+    def post(self, path: str, fields: dict[str, str], **headers: str) -> Response:
         """Send a form as a browser does for one of our own pages."""
         sent = {"sec-fetch-site": "same-origin", "origin": ADDRESS, **headers}
-        return await self.client.post(path, data=fields, headers=sent)
+        return self.client.post(path, data=fields, headers=sent)
 
-    async def act(self, path: str, **fields: str) -> str:
+    def act(self, path: str, **fields: str) -> str:
         """Look at what an action would do, do it, and return the page that tells its result."""
-        asked = await self.get(path)
-        answer = await self.post(path.partition("?")[0], {**form_fields(asked), **fields})
+        asked = self.get(path)
+        answer = self.post(path.partition("?")[0], {**form_fields(asked), **fields})
         assert answer.status_code == 303, answer.text[-2000:]
-        return await self.get(answer.headers["location"])
+        return self.get(answer.headers["location"])
 
 
 def form_fields(html: str) -> dict[str, str]:
@@ -77,8 +77,8 @@ def visible(html: str) -> str:
     return " ".join(unescape(re.sub(r"<[^>]*>", " ", html)).split())
 
 
-@asynccontextmanager
-async def browsing(
+@contextmanager
+def browsing(
     database: Database,
     *,
     user: User = User("anna", "operator"),  # noqa: B008 - frozen
@@ -89,34 +89,29 @@ async def browsing(
     label: str = "",
     dsn: str | None = None,
     client: tuple[str, int] = ("127.0.0.1", 50_000),
-) -> AsyncGenerator[Browser]:
+) -> Generator[Browser]:
     """Look at the page of `database` as `user`, or as `access` finds out."""
     site = Site(lambda: dsn or database.dsn, pooler=False, options=PageOptions(read_only, show_payloads, label))
     app = build_app(site, access or Anyone(user), tokens=tokens, hosts=host_names("127.0.0.1"))
-    transport = ASGITransport(app, client=client)
-    try:
-        async with httpx.AsyncClient(transport=transport, base_url=ADDRESS) as opened:
-            yield Browser(opened, site)
-    finally:
-        await site.close()
+    with TestClient(
+        app, ADDRESS, raise_server_exceptions=False, follow_redirects=False, client=client
+    ) as opened:  # whose lifespan closes the site
+        yield Browser(opened, site)
 
 
-@asynccontextmanager
-async def served(database: Database, user: User | Access, **options: Any) -> AsyncGenerator[str]:
+@contextmanager
+def served(database: Database, user: User | Access, **options: Any) -> Generator[str]:
     """Serve the page of `database` to `user`, or to those whom an access finds out, and yield its address."""
     site = Site(lambda: database.dsn, pooler=False, options=PageOptions(**options))
     listening = socket.create_server(("127.0.0.1", 0))
     access = Anyone(user) if isinstance(user, User) else user
     server = uvicorn.Server(configuration(build_app(site, access, hosts=host_names("127.0.0.1"))))
-    serving = asyncio.create_task(server.serve(sockets=[listening]))
-
-    async def started() -> bool:
-        return server.started
-
+    serving = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    serving.start()
     try:
-        await auntil(started, seconds=20, what="the page is served")
+        until(lambda: server.started, seconds=20, what="the page is served")
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
     finally:
         server.should_exit = True
-        await serving
+        serving.join(20)
         listening.close()

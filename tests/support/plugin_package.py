@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from textwrap import dedent
 
-from outbox_relay.sinks import door
+from outbox_relay.sinks import types
 
 PREAMBLE = """
-import asyncio, os, sys, time
+import os, sys, time
 from pathlib import Path
 from typing import Annotated, Literal
 from pydantic import BaseModel, Field, SecretStr, field_validator
@@ -40,14 +40,10 @@ class Good:
     def __init__(self, settings, context):
         self.settings, self.context = settings, context
 
-    async def deliver(self, batch, until, attempt):
+    def deliver(self, events, deadline):
         with self.settings.file.open("a") as file:
-            file.writelines(f"{event.uid}\\n" for event in batch)
-        return [DELIVERED for _ in batch]
-
-    async def check(self): return None
-    async def reset(self): pass
-    async def close(self): pass
+            file.writelines(f"{event.uid}\\n" for event in events)
+        return [DELIVERED for _ in events]
 """
 """A plug-in that writes uids to a file. Others extend its class."""
 
@@ -62,14 +58,14 @@ def write_plugin(
     information = directory / f"{module}-1.0.dist-info"
     information.mkdir(exist_ok=True)
     (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-    (information / "entry_points.txt").write_text(f"[{door.GROUP}]\n{kind} = {module}:{name}\n")
+    (information / "entry_points.txt").write_text(f"[{types.GROUP}]\n{kind} = {module}:{name}\n")
     return directory
 
 
 def forget_plugins() -> None:
     """Forget every plug-in that was loaded or refused, which no relay does. Modules stay imported."""
-    door._loaded.clear()  # pyright: ignore[reportPrivateUsage]
-    door.forget_refusals()
+    types._loaded.clear()  # pyright: ignore[reportPrivateUsage]
+    types.forget_refusals()
 
 
 @contextmanager

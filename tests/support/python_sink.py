@@ -1,147 +1,70 @@
-"""Python sinks without a relay: worker processes with handlers of the tests, and what they leave behind."""
+"""Python sinks without a relay."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from outbox_relay.domain.errors import SessionReset
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.lease_clock import lease_clock
-from outbox_relay.domain.outcomes import Unavailable, Verdict
+from outbox_relay.domain.outcomes import DELIVERED, Unavailable, Verdict
+from outbox_relay.sinks import Call
 from outbox_relay.sinks.contract.handing import an_event
-from outbox_relay.sinks.python import PythonSink, WorkerTask
-from tests.support.wait import auntil
+from outbox_relay.sinks.posting import EventLoopThread
+from outbox_relay.sinks.python import PythonSink
+from tests.support.wait import until
 
 SECONDS = 30.0
-KINDS = ("asynchronous", "plain")
-"""The handlers of ``odd_handlers`` that do as the payload says."""
 
 
 @dataclass
 class RunningSink:
-    """An open sink, what its handlers printed and wrote to files, and why its workers ended."""
+    """An open sink, and the calls that have ended."""
 
     sink: PythonSink
-    directory: Path
-    printed: list[str] = field(default_factory=list[str])
-    left_out: list[int] = field(default_factory=list[int])
-    ends: list[str] = field(default_factory=list[str])
+    _ended: set[Call] = field(default_factory=set[Call])
 
-    async def deliver(self, payload: str, *, seconds: float = 60.0, again: bool = False) -> Verdict:
-        """Deliver a new event; ``again``: repeatedly, while no attempt is counted."""
-        event = an_event(None, payload.encode())
-        if again:
-            return await self.redeliver(event)
-        [verdict] = await self.sink.deliver([event], lease_clock() + seconds)
+    def begin(self, event: StoredEvent | str, *, seconds: float = 60.0) -> Call:
+        """Hand an event over, or a new one with this payload."""
+        event = an_event(None, event.encode()) if isinstance(event, str) else event
+        self.sink.submit(call := Call([event], lease_clock() + seconds))
+        return call
+
+    def end(self, *calls: Call) -> list[Verdict]:
+        """Return the verdicts of calls, once they have ended."""
+
+        def ended() -> bool:
+            self._ended.update(self.sink.completed(0.0 if self._ended.issuperset(calls) else 1.0))
+            return self._ended.issuperset(calls)
+
+        until(ended, seconds=SECONDS, what="the calls end")
+        return [DELIVERED if call.verdicts is None else call.verdicts[0] for call in calls]
+
+    def deliver(self, event: StoredEvent | str, *, seconds: float = 60.0) -> Verdict:
+        """Return the verdict of an event, or of a new one with this payload."""
+        return self.end(self.begin(event, seconds=seconds))[0]
+
+    def redeliver(self, event: StoredEvent) -> Verdict:
+        """Deliver an event repeatedly, while no attempt is counted."""
+        while isinstance(verdict := self.deliver(event), Unavailable):
+            pass
         return verdict
 
-    async def redeliver(self, event: StoredEvent) -> Verdict:
-        """Deliver an event repeatedly, while no attempt is counted."""
 
-        async def verdict() -> Verdict | None:
-            [found] = await self.sink.deliver([event], lease_clock() + 60)
-            return None if isinstance(found, Unavailable) else found
-
-        found = await auntil(verdict, seconds=SECONDS, what="the event has a verdict")
-        assert found is not None
-        return found
-
-    def notes(self, name: str) -> list[str]:
-        """Return the lines of a file that handlers wrote."""
-        file = self.directory / name
-        return file.read_text().splitlines() if file.exists() else []
-
-    async def noted(self, name: str, count: int = 1) -> list[str]:
-        """Wait until a file has ``count`` lines, and return them."""
-
-        async def found() -> list[str]:
-            lines = self.notes(name)
-            return lines if len(lines) >= count else []
-
-        return await auntil(found, seconds=SECONDS, what=f"handlers write {name}")
-
-    @property
-    def pids(self) -> list[int]:
-        """The ids of the worker processes."""
-        return [process.pid for process in self.sink.processes if process.pid is not None]
-
-
-@asynccontextmanager
-async def python_sink(
-    handler: str,
-    directory: Path,
-    *,
-    threads: int = 8,
-    memory_mb: int | None = None,
-    dsn: str = "",
-    environment: dict[str, str] | None = None,
-    **options: Any,
-) -> AsyncGenerator[RunningSink]:
+@contextmanager
+def python_sink(handler: str, **options: Any) -> Generator[RunningSink]:
     """Open a sink for a handler of ``tests.support.odd_handlers``, and close it after the block."""
-    variables = {**os.environ, "HANDLERS_DIRECTORY": str(directory), **(environment or {})}
-    task = WorkerTask(f"tests.support.odd_handlers:{handler}", "test", threads, dsn, memory_mb, variables)
-
-    def report(line: str, left_out: int) -> None:
-        running.printed.append(line)
-        running.left_out.append(left_out)
-
-    def on_end(reason: str, _delay: float) -> None:
-        running.ends.append(reason)
-
-    options = {"max_in_flight": 8, "timeout_seconds": 10.0, **options}
-    running = RunningSink(PythonSink("test", task, report=report, on_end=on_end, **options), directory)
-    await running.sink.open()
+    options = {"max_in_flight": 8, "timeout_seconds": 10.0, "posting": EventLoopThread(), **options}
+    name = handler if ":" in handler else f"tests.support.odd_handlers:{handler}"
+    running = RunningSink(PythonSink("test", name, **options))
+    running.sink.open()
     try:
         yield running
     finally:
-        await running.sink.close()
-
-
-def is_alive(pid: int) -> bool:
-    """Return True if a process runs; False if it is gone, or has ended and was not waited for."""
-    with suppress(OSError):
-        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
-    return False
-
-
-def children_that_ended() -> list[int]:
-    """Return the zombies of this process."""
-    found: list[int] = []
-    for entry in Path("/proc").iterdir():
-        with suppress(OSError, ValueError):
-            stat = (entry / "stat").read_text().rsplit(")", 1)[1].split()
-            if stat[0] == "Z" and int(stat[1]) == os.getpid():
-                found.append(int(entry.name))
-    return found
-
-
-def is_stopped(pid: int) -> bool:
-    """Return True if a process was stopped by a signal."""
-    return ") T " in Path(f"/proc/{pid}/stat").read_text()
-
-
-def descriptors_open() -> int:
-    """Return the number of descriptors of this process."""
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def oom_score(pid: int) -> int:
-    """Return the points by which the kernel prefers a process when memory runs out."""
-    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
-
-
-def ignore(_first: object, _second: object, /) -> None:
-    """Do nothing."""
-
-
-async def becomes_false(fact: Callable[[], object], what: str) -> None:
-    """Wait until ``fact`` returns a false value."""
-
-    async def is_false() -> bool:
-        return not fact()
-
-    await auntil(is_false, seconds=SECONDS, what=what)
+        with suppress(SessionReset):
+            running.sink.withdraw()
+        running.sink.close()
+        options["posting"].stop()

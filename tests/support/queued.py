@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID, uuid4
@@ -34,13 +34,13 @@ class Queue:
         with self.books.database.connect() as connection:
             return [str(uid) for uid in outbox.emit_many(connection, events)]
 
-    async def park(self, *, rows: int = 4000, fair: bool = False, **changes: Any) -> ParkedWindow:
+    def park(self, *, rows: int = 4000, fair: bool = False, **changes: Any) -> ParkedWindow:
         """Park the next slice of the window that is open, or of a new one."""
         if self.position.b is None:
-            self.position = self.position.opened(await self.books.tick())
+            self.position = self.position.opened(self.books.tick())
         piece = next_slice(self.position, 1 << 40)
         values: dict[str, Any] = {"owner": self.books.relay, "epochs": self.books.epochs[self.sink], **changes}
-        parked = await self.books.store.park_window(
+        parked = self.books.store.park_window(
             *(self.sink, values.pop("owner"), values.pop("epochs"), None, self.position),
             *(position_after(self.position, piece), piece, rows, values.pop("most_bytes", AMPLE)),
             fair=fair,
@@ -50,21 +50,19 @@ class Queue:
         self.position = end if parked.upto is None else self.position.at(parked.upto)
         return parked
 
-    async def claim(self, rows: int = 10, *, owner: UUID | None = None, **changes: Any) -> list[ClaimedRow]:
+    def claim(self, rows: int = 10, *, owner: UUID | None = None, **changes: Any) -> list[ClaimedRow]:
         """Claim rows, with ``fair`` from where the last walk ended on."""
         values: dict[str, Any] = {"after_tenant": self.tenant, **changes}
         lease_seconds, most_bytes = values.pop("lease_seconds", 60.0), values.pop("most_bytes", AMPLE)
-        claim = await self.books.store.claim_queued(
+        claim = self.books.store.claim_queued(
             self.sink, owner or self.books.relay, uuid4(), lease_seconds, rows, most_bytes, **values
         )
         self.tenant, self.unfinished = claim.tenant, claim.unfinished
         return claim.rows
 
-    async def done(self, claimed: Sequence[ClaimedRow]) -> int:
+    def done(self, claimed: Sequence[ClaimedRow]) -> int:
         """Settle claimed rows as delivered; return how many leases were still valid."""
-        return len(
-            await self.books.store.delete_rows(self.sink, [DeliveredRow(row.event.id, row.lease) for row in claimed])
-        )
+        return len(self.books.store.delete_rows(self.sink, [DeliveredRow(row.event.id, row.lease) for row in claimed]))
 
 
 def job(name: str, **options: Any) -> outbox.Event:
@@ -77,11 +75,11 @@ def names(claimed: Sequence[ClaimedRow]) -> list[str]:
     return [row.event.type for row in claimed]
 
 
-@asynccontextmanager
-async def queue(database: Database, sink: str = SINK) -> AsyncGenerator[Queue]:
+@contextmanager
+def queue(database: Database, sink: str = SINK) -> Generator[Queue]:
     """Yield a registered sink that has parked nothing yet."""
-    async with ledger(database) as books:
-        registered = await books.store.register_sinks([(sink, ["*"], "beginning")], await books.tick(), queued=[sink])
+    with ledger(database) as books:
+        registered = books.store.register_sinks([(sink, ["*"], "beginning")], books.tick(), queued=[sink])
         books.generations.update(registered)
-        await books.own(sink)
+        books.own(sink)
         yield Queue(books, sink)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.support.database import Database, query
-from tests.support.wait import auntil
+from tests.support.wait import until
 
 RATE = 60.0
 SECONDS = 2.0
@@ -21,37 +21,37 @@ def clock(database: Database) -> float:
     return seconds
 
 
-async def passes(database: Database, seconds: float) -> None:
+def passes(database: Database, seconds: float) -> None:
     """Wait until the database's clock has gone on."""
-    until = clock(database) + seconds
+    end = clock(database) + seconds
 
-    async def fact() -> bool:
-        return clock(database) >= until
+    def fact() -> bool:
+        return clock(database) >= end
 
-    await auntil(fact, seconds=seconds + 60, what=f"{seconds} s pass")
+    until(fact, seconds=seconds + 60, what=f"{seconds} s pass")
 
 
-async def flow(sent: Callable[[], int], most: float = BURST) -> None:
+def flow(sent: Callable[[], int], most: float = BURST) -> None:
     """Wait until more than ``most`` requests were sent, by default those of a burst."""
 
-    async def fact() -> bool:
+    def fact() -> bool:
         return sent() > most
 
-    await auntil(fact, seconds=60, what=f"more than {most} requests are sent")
+    until(fact, seconds=60, what=f"more than {most} requests are sent")
 
 
-async def counted(database: Database, sent: Callable[[], int], seconds: float = SECONDS) -> tuple[int, float]:
+def counted(database: Database, sent: Callable[[], int], seconds: float = SECONDS) -> tuple[int, float]:
     """Return how many requests were sent in some seconds, and the seconds.
 
     The clock is read outside of the counts, so that no request is counted in too short a time.
     """
     began, before = clock(database), sent()
-    await passes(database, seconds)
+    passes(database, seconds)
     after = sent()
     return after - before, clock(database) - began
 
 
-async def holds(database: Database, sent: Callable[[], int], rate: float = RATE, least: float = 0.5) -> None:
+def holds(database: Database, sent: Callable[[], int], rate: float = RATE, least: float = 0.5) -> None:
     """Raise AssertionError unless the requests of some seconds are as many as the rate says.
 
     A busy machine may send fewer: the share that must come, ``least``, is low, and is counted again if it did not come.
@@ -60,7 +60,7 @@ async def holds(database: Database, sent: Callable[[], int], rate: float = RATE,
     """
     found = list[tuple[int, float]]()
     while len(found) < TRIES:
-        count, seconds = await counted(database, sent)
+        count, seconds = counted(database, sent)
         found.append((count, seconds))
         assert count <= rate * (seconds + 0.6) + 2, found
         if count >= rate * seconds * least:

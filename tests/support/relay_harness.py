@@ -1,45 +1,60 @@
-"""A relay inside the test: the parts that `app` composes, with any sink, on a real database."""
+"""A relay inside the test: the parts that the service composes, with any sink, on a real database."""
 
 from __future__ import annotations
 
-import asyncio
+import threading
+import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Collection, Generator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
+import psycopg
 import structlog
-from psycopg import AsyncConnection
-from psycopg.rows import AsyncRowFactory
+from psycopg.rows import RowFactory
 
 from outbox_relay.domain.circuit import CircuitPolicy
-from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable, RelayError, SessionReset, StatementFailed
+from outbox_relay.domain.errors import DatabaseUnavailable, RelayError, SessionReset, StatementFailed
 from outbox_relay.domain.event import SHARDS
-from outbox_relay.domain.in_flight import ShardGroup
+from outbox_relay.domain.in_flight import BlockedKeys, ShardGroup
 from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.domain.sink_spec import SinkSpec
-from outbox_relay.postgres.connection import direct
+from outbox_relay.domain.window import Tick, nothing_new
+from outbox_relay.postgres.connection import Connection, direct
 from outbox_relay.postgres.database import CALL_SECONDS, TUPLES
 from outbox_relay.postgres.listener import CommitListener
-from outbox_relay.postgres.rows import Look, TickResult, WindowRequest
+from outbox_relay.postgres.looks import tick_of
 from outbox_relay.postgres.store import Store
-from outbox_relay.relay.leases import LeaseManager
+from outbox_relay.relay.keeper import Keeper
+from outbox_relay.relay.loop import SURVIVED, SinkLoop
+from outbox_relay.relay.outcomes import Parts
 from outbox_relay.relay.scheduled_events import ScheduledEvents
 from outbox_relay.relay.sink_leases import SinkLeases
-from outbox_relay.relay.sink_relay import SinkRelay
-from outbox_relay.relay.ticker import Ticker
-from outbox_relay.service.replays import MakeClient, ReplayRelays
-from outbox_relay.sinks import Sink
-from tests.support.wait import auntil
+from outbox_relay.relay.ticks import Ticks
+from outbox_relay.service.replays import Replays
+from outbox_relay.service.served_sinks import ServedSink
+from outbox_relay.service.supervisor import Supervisor
+from outbox_relay.sinks.calls import Sink
+from outbox_relay.sinks.posting import EventLoopThread, PostingSink
+from tests.support.memory_sink import OrderedSink
+from tests.support.wait import until
+
+T = TypeVar("T")
 
 RETRY = RetryPolicy(attempts=5, base_seconds=0.02, max_seconds=0.1, jitter=0.2)
-SURVIVED = (DatabaseUnavailable, StatementFailed, SessionReset, DatabaseUnusable)
-"""As ``app`` has it, which imports settings and sinks."""
+CIRCUIT = CircuitPolicy(open_after=20, probe_seconds=0.05, probe_max_seconds=0.2)
 LOST = frozenset({"connection_lost", "incarnation"})
 """Why sessions end after a connection was lost: the one that met it, and all others."""
-CIRCUIT = CircuitPolicy(open_after=20, probe_seconds=0.05, probe_max_seconds=0.2)
+AGAIN_SECONDS = 0.02
+"""Pause before a part that ended begins again."""
+JOIN_SECONDS = 15.0
+"""Longest wait for the end of a thread."""
+
+
+class Crashed(BaseException):
+    """The relay has crashed: its threads end without another statement."""
 
 
 class CountingStore(Store):
@@ -52,46 +67,99 @@ class CountingStore(Store):
         self.calls: Counter[str] = Counter()
         self.returned: Counter[str] = Counter()
         """The number of rows that statements returned, by name."""
-        self.windows = True
-        """False where a test makes reads fail, which ticks with windows would go round."""
         self.timed_out: Counter[str] = Counter()
+        self.windows = True
+        """False where a test makes reads fail, which looks with windows would go round."""
+        self._counts = threading.Lock()
+        self._crashed = False
 
-    async def _rows(
+    def crash(self) -> None:
+        """Raise ``Crashed`` in every statement, also in those under way, which the server may still carry out."""
+        self._crashed = True
+        self.give_up_at = 0.0
+
+    def database_identity(self) -> tuple[str, int]:
+        """See ``Database``. The thread that asks survives no ``Crashed``."""
+        try:
+            return super().database_identity()
+        except Crashed:
+            raise DatabaseUnavailable("the relay has crashed") from None
+
+    def end_of_log(self) -> Tick:
+        """Take a tick that is not counted."""
+        [row] = super()._rows("tick", {"known": None})
+        return tick_of(row).tick
+
+    @contextmanager
+    def _connection(self, deadline: float | None, name: str = "transaction") -> Generator[Connection]:
+        try:
+            self._end_if_crashed()
+            with super()._connection(deadline, name) as connection:
+                yield connection
+        finally:
+            self._end_if_crashed()
+
+    def _end_if_crashed(self) -> None:
+        if self._crashed:
+            raise Crashed
+
+    def _rows(
         self,
         name: str,
         parameters: Mapping[str, Any],
-        row_factory: AsyncRowFactory[Any] = TUPLES,
+        row_factory: RowFactory[T] = TUPLES,
         deadline: float | None = None,
-    ) -> list[Any]:
-        self.calls[name] += 1
+    ) -> list[T]:
         with self._counting(name):
-            rows = await super()._rows(name, parameters, row_factory, deadline)
-        self.returned[name] += len(rows)
+            rows = super()._rows(name, parameters, row_factory, deadline)
+        with self._counts:
+            self.returned[name] += len(rows)
         return rows
 
-    async def _do(self, name: str, parameters: Mapping[str, Any], deadline: float | None = None) -> int:
-        self.calls[name] += 1
+    def _do(self, name: str, parameters: Mapping[str, Any], deadline: float | None = None) -> int:
         with self._counting(name):
-            return await super()._do(name, parameters, deadline)
+            return super()._do(name, parameters, deadline)
 
-    async def _look(
-        self,
-        request: WindowRequest | None,
-        deadline: float,
-        patience: float,
-        is_news: Callable[[TickResult, float], bool],
-    ) -> Look:
-        look = await super()._look(request if self.windows else None, deadline, patience, is_news)
-        self.calls["look"] += len(look.seconds)
-        return look
+    def look(self, request: Any) -> Any:
+        """Look without a window if the test wants that."""
+        return super().look(request if self.windows else None)
 
     @contextmanager
     def _counting(self, name: str) -> Generator[None]:
+        with self._counts:
+            self.calls[name] += 1
         try:
             yield
         except StatementFailed as error:
-            self.timed_out[name] += "due to statement timeout" in str(error)
+            with self._counts:
+                self.timed_out[name] += "due to statement timeout" in str(error)
             raise
+
+
+class HarnessLoop(SinkLoop):
+    """A loop that records the errors that end its sessions."""
+
+    harness: RelayHarness
+
+    def _serve(self) -> Iterator[None]:
+        try:
+            yield from super()._serve()
+        except SURVIVED as error:
+            self.harness.ended.append(error)
+            raise
+
+
+class HarnessSupervisor(Supervisor):
+    """Runs the parts that others start in threads of the harness."""
+
+    def __init__(self, harness: RelayHarness) -> None:
+        self._harness = harness
+        self.stopping = harness.stopping
+
+    def start(self, name: str, part: Callable[[], None], *, sink: str | None = None) -> threading.Thread:
+        """Run `part` in a thread."""
+        del sink
+        return self._harness.start_part(name, part)
 
 
 def spec(name: str, **changes: Any) -> SinkSpec:
@@ -106,200 +174,271 @@ def spec(name: str, **changes: Any) -> SinkSpec:
     return SinkSpec(name=name, **{**values, **changes})
 
 
-@dataclass
+@dataclass(eq=False)
 class RelayHarness:
-    """One relay process' worth of parts, run in this event loop.
+    """One relay process' worth of parts, in threads of the test.
 
-    `expects` are the reasons (:attr:`RelayError.reason`) for which the test makes parts end. At its end any other
-    is an error.
+    A client, whose methods are coroutines, is wrapped in a ``PostingSink``. `expects` are the reasons
+    (:attr:`RelayError.reason`) for which the test makes parts end. At its end any other is an error.
     """
 
     dsn: str
-    sinks: list[tuple[SinkSpec, Sink]]
+    sinks: Sequence[tuple[SinkSpec, Any]]
     lease_seconds: float = 15.0
     listen: bool = True
     pooler: bool = False
     call_seconds: float = CALL_SECONDS
     relay: UUID = field(default_factory=uuid4)
     expects: Collection[str] = ()
-    replay_client: MakeClient | None = None
+    replay_client: Callable[[str, int, int], Any] | None = None
     """Makes the clients of replays; None if this relay serves none."""
     ended: list[RelayError] = field(default_factory=list[RelayError])
+    """The errors that ended sessions or parts, which began again."""
+    broken: list[BaseException] = field(default_factory=list[BaseException])
+    """The errors that ended parts and that no service survives."""
 
     def __post_init__(self) -> None:
-        log = structlog.get_logger("harness")
+        self._log = log = structlog.get_logger("harness")
         self.store = CountingStore(self.dsn, call_seconds=self.call_seconds, pooler=self.pooler)
-        wakeup = CommitListener((lambda: self.dsn) if self.listen else None, self.store.database_identity, log)
-        self.ticker = Ticker(self.store, wakeup, self.lease_seconds, log)
-        self.lease_manager = LeaseManager(self.store, self.relay, "harness", "0", self.lease_seconds, log)
-        self.stopping = asyncio.Event()
-        self.relays: list[SinkRelay] = []
-        self._targets: dict[str, SinkRelay] = {}
-        self.replays: ReplayRelays | None = None
-        if self.replay_client is not None:
-            self.replays = ReplayRelays(
-                *(self.store, self.ticker, self.lease_manager, self._targets, self.replay_client, log, self.stopping)
+        self._listener = CommitListener((lambda: self.dsn) if self.listen else None, None, log)
+        self.ticks = Ticks(self.store.tick, self._listener, log)
+        self.keeper = Keeper(self.store, self.relay, "harness", "0", self.lease_seconds, log)
+        self.served: dict[str, ServedSink] = {}
+        """The sinks by name, in the order of `sinks`."""
+        self.threads: dict[str, threading.Thread] = {}
+        """The threads by name: "keeper", "watchdog", "waiter", "scheduled events", "sink NAME" and "replay NUMBER"."""
+        self.stopping = threading.Event()
+        self._over = threading.Event()
+        self._event_loop = EventLoopThread()
+        self._supervisor = HarnessSupervisor(self)
+        self.replays: Replays | None = None
+        if (replay_client := self.replay_client) is not None:
+            self.replays = Replays(
+                *(self.store, self.keeper, self.ticks, self.served),
+                lambda name, replay, slots: self.as_sink(replay_client(name, replay, slots)),
+                *(self._supervisor, log),
             )
-        self._log = log
-        self._crashed = False
-        self.broken: list[BaseException] = []
-        """The errors that ended parts and that no service survives. Set at the end."""
-        self.tasks: list[asyncio.Task[None]] = []
-        """The lease manager, the ticker, one per sink, one per sink for its limits, then the replays, if any."""
+
+    @property
+    def loops(self) -> list[SinkLoop]:
+        """The present loops of the sinks."""
+        return [served.loop for served in self.served.values()]
 
     def leases(self, sink: str) -> SinkLeases:
         """Return the leases of `sink` in this relay."""
-        return next(relay.leases for relay in self.relays if relay.spec.name == sink)
+        return self.loop(sink).parts.leases
+
+    def loop(self, sink: str) -> SinkLoop:
+        """Return the loop of `sink`."""
+        return next(loop for loop in self.loops if loop.parts.spec.name == sink)
 
     @property
     def groups(self) -> list[Sequence[ShardGroup]]:
         """The shard groups of each sink's session, with their positions; none without a session."""
-        return [relay.session.in_flight.groups if relay.session else () for relay in self.relays]
+        return [loop.session.in_flight.groups if loop.session else () for loop in self.loops]
 
-    async def start(self) -> None:
+    # -- start --------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
         """Register the sinks and begin to work."""
-        await self.store.open()
-        tick = (await self.ticker.refresh()).tick
+        self.store.open()
         specs = [sink_spec for sink_spec, _ in self.sinks]
-        generations = await self.store.register_sinks(
+        generations = self.store.register_sinks(
             [(s.name, s.patterns, s.start) for s in specs],
-            tick,
+            self.store.tick().tick,
             queued=[s.name for s in specs if s.queued],
         )
-        await self.store.state_limits({s.name: s.limits for s in specs})
-        for sink_spec, sink in self.sinks:
-            await sink.open()
-            generation = generations[sink_spec.name]
-            leases = self.lease_manager.add(
-                sink_spec.name, generation, limits=sink_spec.limits, routes=sink_spec.routes
+        self.store.state_limits({s.name: s.limits for s in specs})
+        for sink_spec, client in self.sinks:
+            leases = self.keeper.add(
+                sink_spec.name, generations[sink_spec.name], limits=sink_spec.limits, routes=sink_spec.routes
             )
-            self.relays.append(
-                SinkRelay(
-                    sink_spec, sink, self.store, self.ticker, self.lease_manager, leases, self._log, self.stopping
-                )
-            )
-        self._targets.update((relay.spec.name, relay) for relay in self.relays)
-        parts = [
-            *(self.lease_manager.run, self.ticker.run),
-            *(relay.run for relay in self.relays),
-            ScheduledEvents(self.store, self._log).run,
-        ]
-        self.tasks = [asyncio.create_task(self._keep(part)) for part in parts]
+            sink = self.as_sink(client)
+            sink.open()
+            self.served[sink_spec.name] = ServedSink(sink_spec, sink, leases, self.keeper, self._new_loop)
+        for name, served in self.served.items():
+            self.start_part(f"sink {name}", served.run)
+        self.start_part("keeper", self.keeper.run)
+        self.start_part("watchdog", self.keeper.watch)
+        self.start_part("waiter", self.ticks.run)
+        self.start_part("scheduled events", self._enter_scheduled)
         if self.replays is not None:
-            self.tasks.append(asyncio.create_task(self.replays.run(self._supervise)))
+            self.start_part("replays", self.replays.run)
 
-    async def _supervise(self, _name: str, part: Any) -> None:
-        await self._keep(part)
+    def _new_loop(self, served: ServedSink) -> SinkLoop:
+        parts = Parts(
+            *(served.spec, served.sink, self.store, served.leases, self.relay, self._log), measures=served.measures
+        )
+        loop = HarnessLoop(parts, self.keeper, self.ticks, restarts=served.restarts)
+        loop.harness = self
+        return loop
 
-    async def _keep(self, part: Any) -> None:
+    def as_sink(self, client: Any) -> Sink:
+        """Return `client` as a sink."""
+        if isinstance(client, Sink):
+            return client
+        return (OrderedSink if client.keeps_order else PostingSink)(client, self._event_loop)
+
+    def start_part(self, name: str, part: Callable[[], None]) -> threading.Thread:
+        """Run `part` in a thread."""
+        thread = threading.Thread(target=self._keep, args=(name, part), name=f"harness {name}", daemon=True)
+        self.threads[name] = thread
+        thread.start()
+        return thread
+
+    def _keep(self, name: str, part: Callable[[], None]) -> None:
         while True:
             try:
-                await part()
+                part()
+            except Crashed:
+                return
             except SURVIVED as error:
                 self.ended.append(error)
-                self._log.warning("a part ended", reason=str(error))
-                if self._crashed:  # a part that ends by an error forgets that it was cancelled
+                self._log.warning("a part ended", part=name, reason=str(error))
+                if self._over.wait(AGAIN_SECONDS):
                     return
-                await asyncio.sleep(0.02)
+            except BaseException as error:
+                self.broken.append(error)
+                return
             else:
                 return
 
-    async def settled(self, seconds: float = 20) -> None:
+    def _enter_scheduled(self) -> None:
+        scheduled, pause = ScheduledEvents(self.store), 0.0
+        while not self._over.wait(pause):
+            try:
+                pause = scheduled.look()
+            except RelayError:
+                pause = 0.1
+
+    # -- facts --------------------------------------------------------------------------------------------------
+
+    def settled(self, seconds: float = 20) -> None:
         """Wait until every shard stands at the end of the log and no row waits to be delivered."""
+        end = self.store.end_of_log()
 
-        async def fact() -> bool:
-            return self._at_end() and not await self._rows_wait() and self._at_end()
+        def fact() -> bool:
+            return self._at(end) and not self._rows_wait() and self._at(end)
 
-        await auntil(fact, seconds=seconds, what="everything is delivered or dead")
+        until(fact, seconds=seconds, what="everything is delivered or dead")
 
-    def _at_end(self) -> bool:
-        """Return True if every shard stands at the end of the log, and every new row is in the database.
+    def _at(self, end: Tick) -> bool:
+        """Return True if every shard stands at `end`, and every new row is in the database.
 
         A relay that has just begun may own no shard yet, while it already delivers rows.
         """
-        end = self.ticker.latest.seq if self.ticker.latest else 0
-        unwritten = sum(relay.session.settler.unsettled for relay in self.relays if relay.session)
+        self._raise_broken()
+        sessions = [loop.session for loop in self.loops if loop.session]
+        unwritten = any(session.settler.unsettled or _settles(session.in_flight.blocked) for session in sessions)
         return not unwritten and all(
-            groups and all(group.idle and group.position.a.seq >= end for group in groups) for groups in self.groups
+            groups and all(group.idle and nothing_new(group.position.a, end) for group in groups)
+            for groups in self.groups
         )
 
-    async def _rows_wait(self) -> bool:
+    def _rows_wait(self) -> bool:
         """Return True if a row or a scheduled event is due within a minute."""
         dsn = self.dsn if self.pooler else direct(self.dsn)
-        async with await AsyncConnection.connect(dsn, autocommit=True) as connection:
-            cursor = await connection.execute(
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            cursor = connection.execute(
                 "(select from outbox.delivery where state <> 'dead' and due_at < now() + interval '1 minute' limit 1) "
                 "union all (select from outbox.scheduled where deliver_at < now() + interval '1 minute' limit 1)"
             )
-            return await cursor.fetchone() is not None
+            return cursor.fetchone() is not None
 
-    async def owns_all(self, seconds: float = 30) -> None:
+    def owns_all(self, seconds: float = 30) -> None:
         """Wait until this relay owns every shard of its sinks, each in a session that has begun.
 
         Before that, a session gives its shards new epochs, and one that was taken meanwhile is not a loss.
         """
 
-        async def fact() -> bool:
-            begun = all(relay.session is not None for relay in self.relays)
-            return begun and all(count == SHARDS for count in self.lease_manager.held.values())
+        def fact() -> bool:
+            self._raise_broken()
+            begun = all(loop.session is not None for loop in self.loops)
+            return begun and all(count == SHARDS for count in self.keeper.held.values())
 
-        await auntil(fact, seconds=seconds, what="every shard is owned")
+        until(fact, seconds=seconds, what="every shard is owned")
 
-    async def stop(self, seconds: float = 20) -> None:
-        """Send SIGTERM, and wait until the relay has finished, settled, released and left."""
-        await self.lease_manager.stop()
+    def _raise_broken(self) -> None:
+        assert not self.broken, f"parts died of what a service does not survive: {self.broken[:5]!r}"
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def stop(self, seconds: float = 20) -> None:
+        """Do as at SIGTERM: wait until the relay has finished, settled, released and left."""
         self.stopping.set()
-        if self.replays is not None:
-            await asyncio.wait_for(self.replays.stop(), seconds)
-            await self.replays.leave()
-        await asyncio.wait_for(asyncio.gather(*self.tasks[2 : 2 + len(self.relays)]), seconds)
-        await self.lease_manager.leave()
-        await self.crash()
+        self.keeper.stop()
+        for served in self.served.values():
+            served.stop()
+        for name in [*(f"sink {name}" for name in self.served), *(["replays"] if self.replays else [])]:
+            self.threads[name].join(seconds)
+            assert not self.threads[name].is_alive(), f"{name} did not stop"
+        self.keeper.leave()
+        self.crash()
 
     def judge(self) -> None:
         """Raise AssertionError when a part ended for a reason that the test did not declare."""
+        self._raise_broken()
         undeclared = [f"{error.reason}: {error}" for error in self.ended if error.reason not in self.expects]
-        assert not self.broken, f"parts died of what a service does not survive: {self.broken[:5]!r}"
         assert not undeclared, f"sessions ended that this test did not cause: {undeclared[:5]}"
 
-    async def crash(self, *, unjudged: bool = False) -> None:
+    def crash(self, *, unjudged: bool = False) -> None:
         """End at once, releasing nothing, and :meth:`judge`, unless the test does that later."""
-        self._crashed = True
-        self.broken = [error for task in self.tasks if (error := _broke(task)) is not None]
-        for task in self.tasks:
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
-        for _, sink in self.sinks:
-            await sink.reset()
-            await sink.close()
-        await self.store.close()
+        if not self._over.is_set():
+            self._crash()
         if not unjudged:
             self.judge()
 
+    def _crash(self) -> None:
+        self._over.set()
+        self.stopping.set()
+        self.store.crash()
+        self.keeper.end()
+        self.ticks.stop()
+        sinks = [served.sink for served in self.served.values()]
+        sinks += [served.sink for served in self.replays.sinks.values()] if self.replays else []
+        for sink in sinks:
+            sink.completed = _crash  # an attribute of this sink, in the way of the method
+            sink.wake()
+        deadline = time.monotonic() + JOIN_SECONDS
+        for thread in self.threads.values():
+            thread.join(max(0.0, deadline - time.monotonic()))
+        for sink in sinks:
+            vars(sink).pop("completed", None)
+            with suppress(SessionReset):
+                sink.withdraw()
+            sink.close()
+        self._listener.close()
+        self._event_loop.stop()
+        self.store.close()
+        alive = [name for name, thread in self.threads.items() if thread.is_alive()]
+        assert not alive, f"threads did not end: {alive}"
 
-def _broke(task: asyncio.Task[None]) -> BaseException | None:
-    return task.exception() if task.done() and not task.cancelled() else None
+
+def _settles(numbers: BlockedKeys) -> bool:
+    """Return True while a settlement is being written."""
+    return numbers.committed != numbers.collecting - 1
 
 
-@asynccontextmanager
-async def running(dsn: str, *sinks: tuple[SinkSpec, Sink], **options: Any) -> AsyncGenerator[RelayHarness]:
+def _crash(seconds: float) -> Any:
+    del seconds
+    raise Crashed
+
+
+@contextmanager
+def running(dsn: str, *sinks: tuple[SinkSpec, Any], **options: Any) -> Generator[RelayHarness]:
     """Yield a harness that ends with the block. A failure of the block names the parts that ended."""
     harness = RelayHarness(dsn, list(sinks), **options)
-    await harness.start()
     try:
+        harness.start()
         yield harness
     except BaseException as error:
-        await harness.crash(unjudged=True)
-        error.add_note(f"parts of the relay that died: {harness.broken!r}")
+        harness.crash(unjudged=True)
+        error.add_note(f"parts of the relay that died: {harness.broken!r}; that ended: {harness.ended!r}")
         raise
-    await harness.crash(unjudged=True)
+    harness.crash(unjudged=True)
     harness.judge()
 
 
-async def owns(harness: RelayHarness, count: int, seconds: float = 15) -> None:
+def owns(harness: RelayHarness, count: int, seconds: float = 15) -> None:
     """Wait until `harness` owns `count` shards of its sink."""
-
-    async def fact() -> bool:
-        return harness.lease_manager.held["s"] == count
-
-    await auntil(fact, seconds=seconds, what=f"{count} shards are owned")
+    until(lambda: harness.keeper.held["s"] == count, seconds=seconds, what=f"{count} shards are owned")

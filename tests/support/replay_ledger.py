@@ -13,13 +13,13 @@ from tests.support.ledger import Ledger
 class ReplayLedger(Ledger):
     """A ledger that owns the shards of a replay, too."""
 
-    async def claim(self, replay: int = 1, target: str = "s") -> dict[int, int]:
+    def claim(self, replay: int = 1, target: str = "s") -> dict[int, int]:
         """Claim every shard of a replay; return their epochs."""
-        generation = await self._generation(target)
-        found = await self.store.claim_shards(f"~{replay}", self.relay, generation, 60.0, SHARDS)
+        generation = self._generation(target)
+        found = self.store.claim_shards(f"~{replay}", self.relay, generation, 60.0, SHARDS)
         return {claimed.shard: claimed.epoch for claimed in found}
 
-    async def settle(
+    def settle(
         self,
         epochs: dict[int, int],
         last: int,
@@ -31,9 +31,7 @@ class ReplayLedger(Ledger):
     ) -> bool:
         """Write that every shard of a replay stands behind `last`, and rows."""
         places = {shard: (epoch, last) for shard, epoch in epochs.items()}
-        return await self.store.settle_replay(
-            *(replay, owner or self.relay, places, seen, rows, epochs), passed_by=passed_by
-        )
+        return self.store.settle_replay(*(replay, owner or self.relay, places, seen, rows, epochs), passed_by=passed_by)
 
     def let_go(self) -> None:
         """Release the shards of every replay, as a relay does whose replay has ended."""

@@ -9,7 +9,7 @@ from typing import Any
 from tests.support.database import Database
 from tests.support.memory_sink import MemorySink, Script
 from tests.support.sink_actions import call
-from tests.support.wait import auntil
+from tests.support.wait import until
 
 ENDED = ("done", "cancelled")
 
@@ -84,14 +84,14 @@ def counts(database: Database, replay: int) -> tuple[int, int, int, int | None]:
     return found["total"], found["delivered"], found["failed"], found["passed_by"]
 
 
-async def ended(database: Database, replay: int, state: str = "done", seconds: float = 30) -> dict[str, Any]:
+def ended(database: Database, replay: int, state: str = "done", seconds: float = 30) -> dict[str, Any]:
     """Wait until a replay has ended and nothing of it is left; return its state and counts."""
 
-    async def fact() -> bool:
+    def fact() -> bool:
         [found] = call(database, "select cleared, state from outbox.replay where id = %s", replay)
         return found["cleared"] and found["state"] in ENDED
 
-    await auntil(fact, seconds=seconds, what=f"replay {replay} is {state}")
+    until(fact, seconds=seconds, what=f"replay {replay} is {state}")
     found = show(database, replay)
     assert found["state"] == state, found
     return found

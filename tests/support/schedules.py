@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
@@ -15,8 +14,10 @@ import structlog
 from outbox_relay.domain.measures import ScheduleMeasures
 from outbox_relay.postgres.database import statements
 from outbox_relay.postgres.store import Store
+from outbox_relay.relay.housekeeping import schedule_chores
 from outbox_relay.relay.schedule_definitions import ScheduleDefinitions
 from outbox_relay.relay.schedules import Schedules
+from tests.support.chores import doing
 from tests.support.database import Database, query
 from tests.support.wait import becomes
 
@@ -86,20 +87,16 @@ def part(store: Store, *wanted: dict[str, Any]) -> Part:
     return Part(relay, definitions, Schedules(store, definitions, "web-1", log, measures), measures)
 
 
-@asynccontextmanager
-async def running(*parts: Part) -> AsyncGenerator[None]:
-    """Run these parts during the block, in which none may end."""
-    tasks = [asyncio.create_task(each.schedules.run()) for each in parts]
-    try:
+@contextmanager
+def running(store: Store, *parts: Part) -> Generator[None]:
+    """Run these parts during the block."""
+    with ExitStack() as stack:
+        for each in parts:
+            stack.enter_context(doing(store, schedule_chores(each.schedules)))
         yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    assert not [task for task in tasks if not task.cancelled()]
 
 
-async def run_until(fact: Any, what: str, *parts: Part) -> None:
+def run_until(store: Store, fact: Any, what: str, *parts: Part) -> None:
     """Run these parts until a fact is true."""
-    async with running(*parts):
-        await becomes(fact, what)
+    with running(store, *parts):
+        becomes(fact, what)

@@ -16,7 +16,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from outbox_relay.domain.errors import Reloaded
 from outbox_relay.workbench.embedded.ports import free_port
 from tests.support.fork_server import Child, of_this_process
 from tests.support.wait import until
@@ -28,7 +27,7 @@ READY_SECONDS = 30
 STOP_SECONDS = 40
 SHOWN_LINES = 20
 """Number of warnings and errors of the log that a failure shows at most, the last ones."""
-_RESTARTED = re.compile(r"(sink|part)\.restarted|sink\.reloaded|.+ starts again")
+_RESTARTED = re.compile(r"(sink|part)\.restarted|.+ starts again")
 """The events of a restarted session or another part, today and before events had names."""
 _STOPS = frozenset({signal.SIGTERM, signal.SIGINT})
 
@@ -218,4 +217,4 @@ class RelayService:
 
 def _cause(line: dict[str, Any]) -> str:
     """Return the reason of a restart as /readyz counts it; versions before it was logged name none."""
-    return Reloaded.reason if line.get("event") == "sink.reloaded" else str(line.get("cause") or "unknown")
+    return str(line.get("cause") or "unknown")

@@ -33,12 +33,6 @@ def remove(database: Database, sink: str | None, *, forget: bool = False, most: 
     return found
 
 
-def rename(database: Database, old: str | None, new: str | None) -> int:
-    """Call ``outbox.rename_sink``."""
-    [found] = call(database, "select outbox.rename_sink(%s, %s, 'tester', 'why not') as rows", old, new)
-    return found["rows"]
-
-
 def lapse(database: Database) -> None:
     """Let every lease of a shard end, as if all relays had crashed a while ago: they may still write."""
     call(database, "update outbox.shard set lease_until = clock_timestamp() - interval '1 second'")

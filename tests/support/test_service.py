@@ -93,21 +93,6 @@ def test_a_restart_that_the_log_leaves_out_is_counted(database: Database, tmp_pa
     assert sum(map(int, counts)) > 1
 
 
-@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS.keys())
-def test_a_second_reason_is_seen_though_the_first_was_logged_just_now(
-    database: Database, tmp_path: Path, end: Callable[[RelayService], object]
-) -> None:
-    def reload(relay: RelayService) -> None:
-        until(lambda: relay.ready and _owned(relay), seconds=30, what="the relay works again")
-        relay.config.write_text(relay.config.read_text().replace('"*" =', '"order.*" ='))
-        relay.send(signal.SIGHUP)
-        until(lambda: "reload" in _restarts(relay), seconds=30, what="the session uses the new routes")
-        end(relay)
-
-    with pytest.raises(AssertionError, match=r"sessions restarted that this test did not cause: {'reload': 1}"):
-        lose_and_end(database, relay_of(database, tmp_path, LOST), reload)
-
-
 @pytest.mark.parametrize(
     "event", ["sink.restarted", "part.restarted", "sink crm starts again", "heartbeat starts again"]
 )

@@ -43,9 +43,9 @@ async def auntil(fact: Callable[[], Awaitable[T]], *, seconds: float, what: str)
     return answer
 
 
-async def becomes(fact: Callable[[], object], what: str) -> None:
-    """Wait until ``fact``, which may block, returns a true value. It is called in a thread."""
-    await auntil(lambda: asyncio.to_thread(fact), seconds=BECOMES_SECONDS, what=what)
+def becomes(fact: Callable[[], object], what: str) -> None:
+    """Wait until ``fact`` returns a true value."""
+    until(fact, seconds=BECOMES_SECONDS, what=what)
 
 
 def _pause(waited: float) -> float:

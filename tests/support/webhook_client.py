@@ -10,7 +10,7 @@ from typing import Any
 
 from outbox_relay.settings.addresses import denied
 from outbox_relay.sinks.webhook.client import HttpClient
-from outbox_relay.sinks.webhook.response import NoResponse, Response
+from outbox_relay.sinks.webhook.results import NoResponse, Response
 from tests.support.receiver import Behaviour, Receiver, Request
 from tests.support.receiver.certificates import Authority
 
@@ -38,18 +38,16 @@ def fenced(address: str) -> str | None:
 async def posting(
     url: str,
     *,
-    connections: int = 4,
     judge: Callable[[str], str | None] = anywhere,
     own: Collection[tuple[str, int]] = (),
     tls: ssl.SSLContext | None = None,
 ) -> AsyncGenerator[HttpClient]:
-    """Open a client, and close it in the end."""
-    client = HttpClient(url=url, denied=judge, own=lambda: own, max_connections=connections, tls=tls)
-    await client.open()
+    """Yield a client, and end its connections."""
+    client = HttpClient(url=url, denied=judge, own=lambda: own, tls=tls)
     try:
         yield client
     finally:
-        await client.close()
+        await client.reset()
 
 
 async def post(client: HttpClient, *, body: bytes = BODY, seconds: float = LONG_SECONDS) -> Response | NoResponse:

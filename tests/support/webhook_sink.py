@@ -1,4 +1,4 @@
-"""Webhook sinks made from settings, as the relay makes them, and the verdicts of single events."""
+"""Clients of webhook sinks made from settings, as the relay makes them, and the verdicts of single events."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from outbox_relay.domain.outcomes import Verdict
 from outbox_relay.service.own_addresses import OwnAddresses
 from outbox_relay.service.webhooks import Webhooks
 from outbox_relay.settings import Settings, load
-from outbox_relay.sinks import Sink
 from outbox_relay.sinks.contract.handing import an_event, soon
+from outbox_relay.sinks.posting import Client
 from tests.support.receiver.signatures import SECRET
 
 PLENTY_SECONDS = 20.0
@@ -60,19 +60,19 @@ def toml(value: Any) -> str:
     return json.dumps(str(value) if isinstance(value, Path) else value)
 
 
-def a_sink(url: str, **changes: Any) -> Sink:
-    """Return a sink for ``url``, not open."""
+def a_sink(url: str, **changes: Any) -> Client:
+    """Return the client of a sink for ``url``, not open."""
     read = settings(url, **changes)
-    return Webhooks(read, OwnAddresses(read)).make("crm")
+    return Webhooks(read, OwnAddresses(read)).make("crm").client
 
 
 @asynccontextmanager
-async def many(urls: Sequence[str], **changes: Any) -> AsyncGenerator[list[Sink]]:
-    """Yield an open sink for each URL, all of one relay."""
+async def many(urls: Sequence[str], **changes: Any) -> AsyncGenerator[list[Client]]:
+    """Yield the open client of a sink for each URL, all of one relay."""
     named = {f"s{n}": url for n, url in enumerate(urls)}
     read = _load("postgresql://localhost/x", named, changes)
     webhooks = Webhooks(read, OwnAddresses(read))
-    sinks: list[Sink] = [webhooks.make(name) for name in named]
+    sinks = [webhooks.make(name).client for name in named]
     for sink in sinks:
         await sink.open()
     try:
@@ -83,8 +83,8 @@ async def many(urls: Sequence[str], **changes: Any) -> AsyncGenerator[list[Sink]
 
 
 @asynccontextmanager
-async def sending(url: str, **changes: Any) -> AsyncGenerator[Sink]:
-    """Yield an open sink for ``url``."""
+async def sending(url: str, **changes: Any) -> AsyncGenerator[Client]:
+    """Yield the open client of a sink for ``url``."""
     sink = a_sink(url, **changes)
     await sink.open()
     try:
@@ -93,7 +93,7 @@ async def sending(url: str, **changes: Any) -> AsyncGenerator[Sink]:
         await sink.close()
 
 
-async def verdict(sink: Sink, event: StoredEvent | None = None) -> Verdict:
+async def verdict(sink: Client, event: StoredEvent | None = None) -> Verdict:
     """Return the verdict of one event, which comes never much later than the sink's time limit."""
     began = time.monotonic()
     [found] = await sink.deliver([event or an_event()], soon())

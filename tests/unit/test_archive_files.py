@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import subprocess
-import sys
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from outbox_relay.postgres.retention_statements import DayEvent
-from outbox_relay.retention.files import Folder, remove, without_query
-from outbox_relay.retention.rows import decode, encode
+from outbox_relay.retention.files import Folder, remove
+from outbox_relay.retention.rows import encode
 from outbox_relay.retention.worker import Contents, NotVerified, Part, Task, verify
-from outbox_relay.settings.retention import RetentionSettings
-from tests.support.wait import until
 
 FORMS = ["jsonl.zst", "parquet"]
 PLAIN = DayEvent(
@@ -48,22 +41,6 @@ def test_every_column_comes_back(tmp_path: Path, form: str) -> None:
         writer.write(ODD[:4])
         writer.write(ODD[4:])
     assert list(folder.events("part", form)) == [event._replace(key_hash=None) for event in ODD]
-
-
-def test_row_groups_are_large_unless_their_bytes_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def sizes(events: list[DayEvent], chunk: int, groups: int) -> list[int]:
-        folder = Folder(str(tmp_path), "2026-10-01-a")
-        with folder.writing("part", "parquet") as writer:
-            for _ in range(groups):
-                writer.write(events[:chunk])
-        assert sum(1 for _ in folder.events("part", "parquet")) == chunk * groups
-        parquet: Any = import_module("pyarrow.parquet")
-        found = parquet.ParquetFile(tmp_path / "2026-10-01-a" / "part").metadata
-        return [found.row_group(n).num_rows for n in range(found.num_row_groups)]
-
-    assert sizes([PLAIN] * 5_000, 5_000, 21) == [100_000, 5_000]
-    monkeypatch.setattr("outbox_relay.retention.files.GROUP_BYTES", 1_000_000)
-    assert sizes([PLAIN._replace(payload=b"x" * 300_000)] * 2, 2, 5) == [4, 4, 2]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -100,27 +77,6 @@ def test_objects_and_the_folders_above_them_are_on_the_disk(
     assert synced[str(place / "part")] == (place / "part").stat().st_size > 0, "the whole object, after its last write"
 
 
-@pytest.mark.processes
-def test_the_process_that_writes_has_the_lowest_priority() -> None:
-    with subprocess.Popen([sys.executable, "-m", "outbox_relay.retention"], stdin=subprocess.PIPE) as process:
-        try:
-            until(
-                lambda: os.getpriority(os.PRIO_PROCESS, process.pid) == 19,
-                seconds=30,
-                what="the process has the lowest priority",
-            )
-        finally:
-            process.kill()
-
-
-@pytest.mark.parametrize("event", ODD, ids=[str(n) for n in range(len(ODD))])
-def test_a_line_is_one_line_of_json(event: DayEvent) -> None:
-    line = encode(event)
-    assert line.count(b"\n") == 1
-    assert ("payload" in json.loads(line)) != ("payload_base64" in json.loads(line))
-    assert decode(line) == event._replace(key_hash=None)
-
-
 def test_a_manifest_names_parts_and_says_whether_its_keys_are_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outbox_relay.retention.worker.KEYS_MAX", 2)
     contents = Contents(parts=[Part("a", 2, 10, 1, 5, "x"), Part("b", 1, 5, 9, 9, "y")])
@@ -150,38 +106,3 @@ def test_nothing_but_a_folder_of_an_archive_is_removed(tmp_path: Path, name: str
     with pytest.raises(ValueError, match="not the name of a folder"):
         remove(str(tmp_path / "kept"), name)
     assert (tmp_path / "kept").exists()
-
-
-@pytest.mark.parametrize(
-    ("address", "is_valid"),
-    [
-        ("", True),
-        ("/var/lib/archive", True),
-        ("s3://bucket/prefix/more?region=eu-central-1", True),
-        ("gs://bucket", True),
-        ("relative/path", False),
-        ("s3://KEY:SECRET@bucket/prefix", False),
-        ("s3://bucket/prefix@x", False),
-        ("http://bucket", False),
-        ("s3://", False),
-        ("/with\nline", False),
-    ],
-)
-def test_an_address_has_no_credentials(address: str, is_valid: bool) -> None:
-    if is_valid:
-        assert RetentionSettings(archive=address).archive == address
-        assert "?" not in without_query(address)
-        return
-    with pytest.raises(ValueError, match=r"should be the path of a directory"):
-        RetentionSettings(archive=address)
-
-
-def test_a_relay_that_does_no_passes_states_the_same_policy() -> None:
-    assert RetentionSettings(enabled=False, keep_dead_days=9).stated() == {
-        "keep_days": 30,
-        "keep_uids_days": 30,
-        "keep_dead_days": 9,
-        "keep_attempts_days": 14,
-        "archive": False,
-    }
-    assert RetentionSettings(archive="/a").stated()["archive"] is True

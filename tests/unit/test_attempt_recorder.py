@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable, RelayError, StatementFailed
-from outbox_relay.relay import attempt_recorder
-from outbox_relay.relay.attempt_recorder import AttemptRecorder
-from outbox_relay.relay.portions import MOST_TRIES
+from outbox_relay.relay import settle
+from outbox_relay.relay.settle import MOST_TRIES, AttemptRecorder
 from tests.support.logs import RecordedLog
 
 
@@ -18,7 +17,7 @@ class Writes:
         self.error, self.broken = error, broken
         self.names: list[str | None] = []
 
-    async def __call__(self, name: str | None) -> int:
+    def __call__(self, name: str | None) -> int:
         self.names.append(name)
         if self.error is not None and (name is not None or self.broken):
             raise self.error
@@ -30,60 +29,60 @@ class Writes:
     [DatabaseUnusable("no table"), StatementFailed("no room", "53100"), StatementFailed("a check", "23514")],
     ids=str,
 )
-async def test_records_are_dropped_at_once_for_a_failure_that_needs_a_fix(error: RelayError) -> None:
+def test_records_are_dropped_at_once_for_a_failure_that_needs_a_fix(error: RelayError) -> None:
     log = RecordedLog()
     recorder, writes = AttemptRecorder("here", log), Writes(error)
-    assert await recorder.settle(3, writes) == 2
-    assert await recorder.settle(4, writes) == 3
+    assert recorder.settle(3, writes) == 2
+    assert recorder.settle(4, writes) == 3
     assert writes.names == ["here", None, None], "for a while no record is tried"
     assert recorder.dropped == 7
     assert log.lines == [("warning", "attempts.dropped", {"reason": str(error), "dropped": 3})]
 
 
 @pytest.mark.parametrize("state", ["40P01", "55P03", "57014", StatementFailed.NO_CONNECTION])
-async def test_records_are_tried_as_often_as_settlements_for_a_failure_that_may_pass(state: str) -> None:
+def test_records_are_tried_as_often_as_settlements_for_a_failure_that_may_pass(state: str) -> None:
     recorder, writes = AttemptRecorder("here", RecordedLog()), Writes(StatementFailed("busy", state))
     for _ in range(MOST_TRIES - 2):
         with pytest.raises(StatementFailed):
-            await recorder.settle(3, writes)
+            recorder.settle(3, writes)
     assert recorder.dropped == 0
-    await recorder.settle(3, writes)
+    recorder.settle(3, writes)
     assert (recorder.dropped, writes.names) == (3, ["here"] * (MOST_TRIES - 1) + [None])
 
 
-async def test_a_settlement_that_fails_without_its_records_too_drops_none() -> None:
+def test_a_settlement_that_fails_without_its_records_too_drops_none() -> None:
     log = RecordedLog()
     recorder, writes = AttemptRecorder("here", log), Writes(DatabaseUnusable("no table"), broken=True)
     with pytest.raises(DatabaseUnusable):
-        await recorder.settle(3, writes)
+        recorder.settle(3, writes)
     assert (recorder.dropped, log.lines) == (0, [])
 
 
-async def test_a_lost_connection_drops_no_record() -> None:
+def test_a_lost_connection_drops_no_record() -> None:
     recorder, writes = AttemptRecorder("here", RecordedLog()), Writes(DatabaseUnavailable("away"))
     with pytest.raises(DatabaseUnavailable):
-        await recorder.settle(3, writes)
+        recorder.settle(3, writes)
     assert (recorder.dropped, writes.names) == (0, ["here"])
 
 
-async def test_the_end_of_the_trouble_is_logged_with_the_number_of_dropped_records(
+def test_the_end_of_the_trouble_is_logged_with_the_number_of_dropped_records(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(attempt_recorder, "SUSPEND_SECONDS", 0.0)
+    monkeypatch.setattr(settle, "SUSPEND_SECONDS", 0.0)
     log = RecordedLog()
     recorder, writes = AttemptRecorder("here", log), Writes(DatabaseUnusable("no table"))
     for _ in range(3):
-        await recorder.settle(2, writes)
+        recorder.settle(2, writes)
     writes.error = None
     for _ in range(2):
-        await recorder.settle(2, writes)
+        recorder.settle(2, writes)
     assert log.lines == [
         ("warning", "attempts.dropped", {"reason": "no table", "dropped": 2}),
         ("info", "attempts.recorded", {"dropped": 6}),
     ]
 
 
-async def test_a_settlement_without_records_names_no_relay() -> None:
+def test_a_settlement_without_records_names_no_relay() -> None:
     writes = Writes(None)
-    assert await AttemptRecorder("here", RecordedLog()).settle(0, writes) == 1
+    assert AttemptRecorder("here", RecordedLog()).settle(0, writes) == 1
     assert writes.names == [None]

@@ -27,9 +27,10 @@ from outbox_relay.domain.outcomes import (
 )
 from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.postgres.attempt_values import DETAIL_BYTES, detail_json, record_columns
-from outbox_relay.relay.row_leases import new_row_lease
+from outbox_relay.relay.calls import new_row_lease
+from outbox_relay.sinks.calls import Call
 from outbox_relay.sinks.contract.handing import an_event
-from outbox_relay.sinks.kafka.call import DeliveryReports
+from outbox_relay.sinks.kafka.delivery import Delivery, KeyBlocks
 
 EVENT = an_event()
 POLICY = RetryPolicy(attempts=3, base_seconds=1.0, max_seconds=9.0, jitter=0.0)
@@ -142,18 +143,20 @@ class Message(SimpleNamespace):
         super().__init__(topic=lambda: topic, partition=lambda: partition, offset=lambda: offset, latency=lambda: 0.25)
 
 
-def test_reports_keep_partition_and_offset_only_if_they_are_asked_for() -> None:
-    reports = DeliveryReports(2)
-    reports.callbacks[0](None, Message("t", 3, 11))
-    assert (reports.count, reports.acknowledgements) == (1, None)
-    reports.clear()
-    reports.collect_acknowledgements()
-    partitions: set[tuple[str, int]] = set()
-    reports.collect_partitions(partitions)
-    reports.callbacks[1](None, Message("t", 3, 12))
-    assert (reports.count, partitions) == (1, {("t", 3)})
-    assert reports.acknowledgements is not None
-    [(index, found)] = reports.acknowledgements.items()
-    assert (index, found.seconds, found.detail) == (1, 0.25, {"topic": "t", "partition": 3, "offset": 12})
-    reports.clear()
-    assert reports.acknowledgements is None
+def test_verdicts_have_partition_and_offset_only_if_they_are_asked_for() -> None:
+    delivery, partitions = Delivery(2), set[tuple[str, int]]()
+    for details in (False, True):
+        call = Call([EVENT, EVENT], 0.0)
+        delivery.begin(call, 1, 0.0, details=details)
+        delivery.collect_partitions(partitions)
+        for index in (0, 1):
+            delivery.callbacks[index](None, Message("t", 3, 11 + index))
+        assert delivery.end(KeyBlocks()) is call
+        assert partitions == {("t", 3)}
+        if not details:
+            assert call.verdicts is None
+            continue
+        assert call.verdicts is not None
+        found = call.verdicts[1]
+        assert isinstance(found, Delivered)
+        assert (found.seconds, found.detail) == (0.25, {"topic": "t", "partition": 3, "offset": 12})

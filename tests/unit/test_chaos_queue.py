@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox_relay.relay.context import LEASE_MARGIN_SECONDS
+from outbox_relay.relay.outcomes import LEASE_MARGIN_SECONDS
 from tests.chaos import arrivals, ticks, unique
 from tests.chaos.configs import CONFIG_OF_ALL, ROW_LEASE_SECONDS, TIMEOUT_SECONDS
 from tests.chaos.evidence import PROMISES, SINKS, is_for

@@ -33,18 +33,18 @@ def database_of(file: Path) -> Database:
 
 
 @pytest.mark.parametrize("fault", MISSING)
-async def test_a_relay_that_waits_for_its_database_waits_for_the_file_too(file: Path, fault: str) -> None:
+def test_a_relay_that_waits_for_its_database_waits_for_the_file_too(file: Path, fault: str) -> None:
     database = database_of(file)
     with pytest.raises(DatabaseUnavailable, match="127"):
-        await database.open()
+        database.open()
     MISSING[fault](file)
     with pytest.raises(DatabaseUnavailable, match=r"dsn_file|not a connection string"):
-        await database.open()
+        database.open()
 
 
 @pytest.mark.parametrize("fault", MISSING)
-async def test_a_file_that_is_unusable_from_the_start_is_a_wrong_setting(file: Path, fault: str) -> None:
+def test_a_file_that_is_unusable_from_the_start_is_a_wrong_setting(file: Path, fault: str) -> None:
     database = database_of(file)
     MISSING[fault](file)
     with pytest.raises((ConfigurationError, DatabaseUnusable), match=r"dsn_file|not a connection string"):
-        await database.open()
+        database.open()

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.lease_clock import lease_clock
-from outbox_relay.domain.outcomes import Refused, Unavailable
+from outbox_relay.domain.outcomes import DELIVERED, Refused, Unavailable
+from outbox_relay.sinks.calls import Call
 from outbox_relay.sinks.contract.handing import an_event
-from outbox_relay.sinks.kafka.call import DeliverCall, DeliveryReports, DeliveryRound, Encoder
-from outbox_relay.sinks.kafka.client import ClientLog, ClientSettings
-from outbox_relay.sinks.kafka.encoded_records import RUN_SECONDS
-from outbox_relay.sinks.kafka.event_schemas import (
+from outbox_relay.sinks.kafka.delivery import Delivery, Encoder
+from outbox_relay.sinks.kafka.records import RecordFormat
+from outbox_relay.sinks.kafka.schemas import (
     MAX_SUBJECTS,
     EventSchemas,
     SchemasUnavailable,
@@ -25,11 +25,13 @@ from outbox_relay.sinks.kafka.event_schemas import (
     Subject,
     SubjectNaming,
 )
-from outbox_relay.sinks.kafka.producer import RecordProducer
-from outbox_relay.sinks.kafka.records import RecordFormat
+from tests.support.kafka import scripted
+from tests.support.kafka.delivering import deliver
+from tests.support.kafka.scripted import ScriptedClient, scripted_sink
 from tests.support.wait import until
 
 HOUR = 3600.0
+STALL_SECONDS = scripted.STALL_SECONDS
 
 
 class Upper:
@@ -51,11 +53,8 @@ class Source:
         self.asked: list[str] = []
         self._silent_after = silent_after
 
-    def read(
-        self, subjects: Sequence[Subject], seconds: float, cancelled: Callable[[], bool]
-    ) -> Iterator[tuple[Subject, Encoder | SchemaUnusable]]:
-        assert seconds <= 1
-        assert not cancelled()
+    def read(self, subjects: Sequence[Subject], seconds: float) -> Iterator[tuple[Subject, Encoder | SchemaUnusable]]:
+        assert seconds <= STALL_SECONDS
         if self.answers is None and not subjects:
             raise SchemasUnavailable("schema registry: no answer")
         for number, subject in enumerate(subjects):
@@ -65,11 +64,11 @@ class Source:
             yield subject, self.answers.get(subject.name, SchemaUnusable(f"subject {subject.name}: missing"))
 
 
-def a_call(*events: StoredEvent, topics: list[str | None] | None = None, until: float = math.inf) -> DeliverCall:
-    reports = DeliveryReports(len(events))
-    call = DeliverCall(1, events, until, math.inf, DeliveryRound(), lambda _: None, reports)
-    call.set_topics(topics or ["orders"] * len(events))
-    return call
+def a_call(*events: StoredEvent, topics: list[str] | None = None) -> Delivery:
+    delivery = Delivery(0)
+    delivery.begin(Call(events, math.inf), 1, math.inf, details=False)
+    delivery.topics = topics or ["orders"] * len(events)
+    return delivery
 
 
 def schemas(
@@ -156,6 +155,7 @@ def test_schema_is_asked_for_before_an_event_is_refused() -> None:
     assert waiting.assign(a_call(event), 1) == {}
 
 
+@pytest.mark.fence("events are dead because a schema registry is down, moved, or no registry")
 def test_registry_that_has_become_silent_makes_no_event_dead() -> None:
     """Goes red if a missing subject is remembered while the registry is silent."""
     source = Source({})
@@ -171,7 +171,7 @@ def test_registry_that_has_become_silent_makes_no_event_dead() -> None:
     assert isinstance(later[-1], Unavailable)
 
 
-def names(count: int) -> list[str | None]:
+def names(count: int) -> list[str]:
     return [f"t{number:04}" for number in range(count)]
 
 
@@ -236,45 +236,51 @@ def test_check_asks_for_the_subjects_that_the_settings_name() -> None:
         assert schemas(Source()).check(lambda _, topic=topic: topic, 1) == "schema registry: no answer"
 
 
-SETTINGS = ClientSettings({"bootstrap.servers": "127.0.0.1:1"})
+# -- sinks with schemas -------------------------------------------------------------------------------------------
+
+client = scripted.client
 
 
 class Slow(Upper):
-    """Encodes slowly, and counts how often."""
+    """Encodes until the lease is over, and counts how often."""
 
     calls = 0
+    until = lease_clock() + HOUR
 
     def encode(self, topic: str, payload: bytes) -> bytes:
         self.calls += 1
-        begin = time.monotonic()
-        until(lambda: time.monotonic() - begin > RUN_SECONDS, seconds=10, what="time passes")
+        while lease_clock() < self.until:
+            time.sleep(0.01)
         return super().encode(topic, payload)
 
 
-def test_slow_encoding_ends_a_run_and_hands_nothing_over_after_the_lease() -> None:
-    """The clock is looked at after each run, and leases may end while one event is encoded."""
-    producer = RecordProducer(SETTINGS, ClientLog(SETTINGS), RecordFormat(), 1000)
-    try:
-        for seconds, dealt in ((HOUR, 1), (0.01, 0)):
-            slow = Slow()
-            call = a_call(an_event(payload=b"one"), an_event(payload=b"two"), until=lease_clock() + seconds)
-            schemas(Source({"orders-value": slow})).assign(call, 1)
-            assert producer.put(call, range(2)) == dealt
-            assert (call.handed_over, slow.calls, call.decided) == (dealt, 1, {})
-    finally:
-        producer.purge(in_flight=True)
-        producer.close()
+def test_nothing_is_handed_over_whose_lease_ended_while_it_was_encoded(client: ScriptedClient) -> None:
+    slow = Slow()
+    events = [an_event(payload=b"one"), an_event(payload=b"two")]
+    with scripted_sink(client, "orders", schemas=schemas(Source({"orders-value": slow}))) as sink:
+        slow.until = lease_clock() + 2
+        verdicts = deliver(sink, events, slow.until)
+        assert all(isinstance(verdict, Unavailable) for verdict in verdicts)
+        assert (client.taken, slow.calls) == ([], 1)
 
 
 @pytest.mark.parametrize("form", [RecordFormat(), RecordFormat(cloudevents="binary", source="s")])
-def test_producer_refuses_what_does_not_fit_and_hands_over_its_neighbours(form: RecordFormat) -> None:
-    call = a_call(an_event(payload=b"one"), an_event(payload=b"2"), an_event(payload=b"three"))
-    schemas(Source({"orders-value": Upper()})).assign(call, 1)
-    producer = RecordProducer(SETTINGS, ClientLog(SETTINGS), form, 1000)
-    try:
-        assert producer.put(call, range(3)) == 3
-    finally:
-        producer.purge(in_flight=True)
-        producer.close()
-    assert call.handed_over == 2
-    assert call.decided == {1: Refused("cannot be made a Kafka record: is not text")}
+def test_what_does_not_fit_is_refused_and_its_neighbours_are_handed_over(
+    client: ScriptedClient, form: RecordFormat
+) -> None:
+    events = [an_event(payload=payload) for payload in (b"one", b"2", b"three")]
+    found = schemas(Source({"orders-value": Upper()}))
+    with scripted_sink(client, "orders", schemas=found, record_format=form) as sink:
+        assert deliver(sink, events) == [DELIVERED, Refused("cannot be made a Kafka record: is not text"), DELIVERED]
+
+
+def test_a_silent_registry_stops_the_sink_and_a_missing_subject_only_its_events(client: ScriptedClient) -> None:
+    source = Source()
+    with scripted_sink(client, "{type}", schemas=schemas(source)) as sink:
+        [verdict] = deliver(sink, [an_event()])
+        assert verdict == Unavailable("schema registry: no answer")
+        source.answers = {"a-value": Upper()}
+        [missing, found] = deliver(sink, [an_event(), an_event("other", b"x")._replace(type="a")])
+        assert isinstance(missing, Unavailable)
+        assert missing.part == "subject order.created-value"
+        assert found is DELIVERED

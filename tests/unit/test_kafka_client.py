@@ -7,11 +7,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import KafkaError
 
-from outbox_relay.domain.file_reading import FileReader
-from outbox_relay.formats.headers import own_headers
-from outbox_relay.sinks.kafka.certificate_errors import with_certificate_error
-from outbox_relay.sinks.kafka.client import DEFAULTS, GUARANTEES, ClientLog, ClientSettings
-from outbox_relay.sinks.kafka.statistics import connections
+from outbox_relay.sinks.kafka.settings import DEFAULTS, GUARANTEES, ClientLog, ClientSettings
 
 SERVERS = {"bootstrap.servers": "a:1"}
 
@@ -43,14 +39,6 @@ def test_no_setting_overrides_a_guarantee() -> None:
     assert "delivery.timeout.ms" not in found
     # With a second request, records that a new partition did not accept are reported as delivered.
     assert (found["max.in.flight.requests.per.connection"], "max.in.flight" in found) == (1, False)
-
-
-@pytest.mark.parametrize(
-    ("settings", "compresses"),
-    [({}, False), ({"compression.type": "none"}, False), ({"compression.codec": "lz4"}, True)],
-)
-def test_compression_is_known(settings: dict[str, str], compresses: bool) -> None:
-    assert ClientSettings({**SERVERS, **settings}).compresses is compresses
 
 
 def test_no_line_contains_a_secret(caplog: pytest.LogCaptureFixture) -> None:
@@ -87,16 +75,6 @@ def test_the_cause_is_kept_when_all_brokers_are_reported_down() -> None:
     assert log.last_error == "_AUTHENTICATION: wrong password"
 
 
-def test_own_headers_keep_their_order() -> None:
-    assert own_headers('{"b": "1", "a": "", "я": "日"}') == [("b", "1"), ("a", ""), ("я", "日")]
-
-
-@pytest.mark.parametrize("text", ["", "[]", "null", '"a"', '{"a": 1}', '{"a": null}', "{"])
-def test_headers_other_than_an_object_of_strings_are_an_error(text: str) -> None:
-    with pytest.raises(ValueError, match="not a JSON object of strings"):
-        own_headers(text)
-
-
 # -- settings in files -------------------------------------------------------------------------------------------
 
 
@@ -119,30 +97,6 @@ def test_a_file_does_not_override_a_guarantee(tmp_path: Path) -> None:
 def test_a_sink_that_creates_topics_lets_no_broker_do_it() -> None:
     assert ClientSettings(SERVERS, creates=True).producer(900, {})["allow.auto.create.topics"] is False
     assert "allow.auto.create.topics" not in ClientSettings(SERVERS).producer(900, {})
-
-
-# -- statistics --------------------------------------------------------------------------------------------------
-
-REPORT = """{ "name": "rdkafka#producer-1", "msg_cnt": 7, "brokers":{
-"a:1/1": {"state": "%s", "tx": 10}, "c:1/bootstrap": {"state": "TRY_CONNECT", "tx": 1} }, %s "tx": 16 }"""
-
-
-@pytest.mark.parametrize("topics", ["", '"topics":{ "t": {"partitions": {"0": {"msgq_cnt": 1}}} },'])
-def test_one_broker_that_is_up_is_enough(topics: str) -> None:
-    assert connections(REPORT % ("UP", topics)).up
-    assert not connections(REPORT % ("CONNECT", topics)).up
-
-
-def test_a_client_without_brokers_has_none_that_is_up() -> None:
-    assert connections('{"name": "rdkafka#producer-1"}') == (False, frozenset())
-
-
-@pytest.mark.parametrize(("state", "owing"), [("UP", {1}), ("CONNECT", set[int]())])
-def test_only_a_connected_broker_owes_an_acknowledgement(state: str, owing: set[int]) -> None:
-    busy = f'"state": "{state}", "waitresp_msg_cnt": 3, "outbuf_msg_cnt": 0'
-    idle = '"state": "UP", "waitresp_msg_cnt": 0, "outbuf_msg_cnt": 0'
-    report = f'{{"brokers": {{"a:1/1": {{"nodeid": 1, {busy}}}, "b:1/2": {{"nodeid": 2, {idle}}}}}}}'
-    assert connections(report).owing == owing
 
 
 # -- errors without a record -------------------------------------------------------------------------------------
@@ -186,17 +140,13 @@ def test_an_error_that_ends_a_producer_is_not_shown() -> None:
     assert log.trouble is None
 
 
-# -- certificates ------------------------------------------------------------------------------------------------
+# -- log lines of a client that cannot connect ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "reason",
-    [
-        "_TRANSPORT: connection refused",
-        "_SSL: ssl://127.0.0.1:1/bootstrap: certificate verify failed",
-        "_SSL: certificate verify failed",
-    ],
-)
-def test_a_reason_without_a_known_fault_of_a_certificate_is_unchanged(reason: str, tmp_path: Path) -> None:
-    assert with_certificate_error(reason, None, FileReader()) == reason
-    assert with_certificate_error(reason, str(tmp_path / "gone"), FileReader()) == reason
+def test_an_outage_of_an_hour_writes_few_lines_and_each_has_the_sinks_name(caplog: pytest.LogCaptureFixture) -> None:
+    log = ClientLog(ClientSettings(SERVERS), "events")
+    with caplog.at_level(logging.INFO, "outbox_relay.kafka"):
+        for n in range(3 * 3600):
+            log.log(logging.ERROR, "%s", f"FAIL localhost:9092/bootstrap: Connection refused (after {n}ms)")
+    assert len(caplog.records) == 1
+    assert {getattr(record, "sink", None) for record in caplog.records} == {"events"}

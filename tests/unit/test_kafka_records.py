@@ -1,14 +1,12 @@
 """The conversion of events to records, and of events to topics."""
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from outbox_relay.sinks.contract.handing import an_event
 from outbox_relay.sinks.kafka.records import ANY_PARTITION, RecordFormat
-from outbox_relay.sinks.kafka.topic_resolver import TopicResolver
 
 SOURCE = "/shop/orders"
 
@@ -120,23 +118,3 @@ def test_a_tombstone_has_its_attributes_in_headers_in_structured_mode_too() -> N
     )
     assert value is None
     assert {"ce_id", "ce_type", "ce_source", "ce_specversion"} <= dict(headers).keys()
-
-
-class Broken:
-    """A template that fails unexpectedly for some events."""
-
-    text = "{type}"
-    fields = ("type",)
-
-    def render(self, event_type: str, key: str | None, headers: Mapping[str, str]) -> str:
-        if event_type == "odd":
-            raise KeyError("a piece of the payload", key, headers)
-        return event_type
-
-
-def test_an_event_whose_topic_cannot_be_rendered_is_refused_without_its_text() -> None:
-    refused: dict[int, str] = {}
-    batch = [an_event(), an_event()._replace(type="odd"), an_event()]
-    topics = TopicResolver(Broken()).resolve(batch, refused.__setitem__)
-    assert topics == [batch[0].type, None, batch[2].type]
-    assert refused == {1: "the event cannot be made into a record (KeyError)"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outbox_relay.domain.errors import ConfigurationError
-from outbox_relay.sinks.kafka.tokens import TokenProvider, TokenUnavailable
+from outbox_relay.sinks.kafka.settings import TokenProvider, TokenUnavailable
 from tests.docs.pages import blocks
 
 MODULE = "application_of_this_test"

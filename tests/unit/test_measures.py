@@ -60,14 +60,6 @@ def test_a_large_call_is_observed_by_few_of_its_events(events: int, monkeypatch:
     assert measures.end_to_end.count == events
 
 
-def test_the_last_observed_event_counts_for_those_that_are_left() -> None:
-    measures = SinkMeasures()
-    measures.delivered([emitted(1.0)] * 128 + [emitted(5.0)] * 2, 0.2, NOW)
-    found = measures.end_to_end.copy()
-    assert (found.counts[bisect_left(BOUNDS, 1.0)], found.counts[bisect_left(BOUNDS, 5.0)]) == (129, 1)
-    assert found.sum == pytest.approx(129 * 1.0 + 5.0)
-
-
 @pytest.mark.parametrize(
     ("event", "waited"),
     [(emitted(2.0), 2.0), (emitted(90.0, due=1.0), 1.0), (emitted(1.0, due=90.0), 1.0), (emitted(-5.0), 0.0)],
@@ -79,16 +71,6 @@ def test_end_to_end_begins_when_an_event_may_be_delivered(event: StoredEvent, wa
     assert measures.end_to_end.copy().sum == waited
     measures.delivered_each([DeliveredCall(event, 0.2, 5.0)], NOW, 5.0)
     assert measures.end_to_end.copy().sum == 2 * waited
-
-
-@given(st.lists(st.sampled_from((0.0, 0.0005, 0.001, 0.0011, 0.7, 300.0, 300.1, 1e9)) | st.floats(0.0, 400.0)))
-def test_many_observations_are_counted_as_one_by_one(seconds: list[float]) -> None:
-    together, each = Histogram(), Histogram()
-    together.observe_all(seconds)
-    for one in seconds:
-        each.observe(one)
-    assert together.copy().counts == each.copy().counts
-    assert together.copy().sum == pytest.approx(each.copy().sum)
 
 
 @given(st.lists(st.tuples(st.floats(-5.0, 400.0), st.floats(0.0, 1.0), st.floats(0.0, 0.1)), min_size=1))
@@ -142,37 +124,6 @@ def test_an_exemplar_is_the_newest_event_of_its_bucket_and_is_kept_for_a_second(
     assert (kept.uid, kept.headers) == (second.uid, None)
 
 
-def test_exemplars_of_calls_that_are_recorded_together_are_those_of_their_buckets_for_a_second() -> None:
-    measures, first, second = SinkMeasures(), emitted(1.0, headers=PARENT), emitted(1.0)
-    measures.delivered_each([DeliveredCall(first, 0.2, 5.0), DeliveredCall(second, 0.2, 5.0)], NOW, 5.0)
-    [kept] = filter(None, measures.end_to_end.copy().exemplars)
-    assert (kept.uid, kept.headers, kept.seconds) == (first.uid, PARENT, 1.0)
-    later = NOW + timedelta(seconds=1.1)
-    measures.delivered_each([DeliveredCall(second._replace(created_at=NOW), 0.2, 4.95)], later, 5.0)
-    kept = [found.uid for found in measures.end_to_end.copy().exemplars if found is not None]
-    assert kept == [first.uid, second.uid]
-    measures.delivered_each(
-        [DeliveredCall(second._replace(created_at=NOW + timedelta(0.1 / 86_400)), 0.2, 5.0)], later, 5.0
-    )
-    [kept] = filter(None, measures.end_to_end.copy().exemplars[:10])
-    assert (kept.uid, kept.headers) == (second.uid, None)
-
-
-@pytest.mark.parametrize("headers", [None, "{}", PARENT[:-1] + ", " + " " * 4096 + "}", '{"traceparen": "x"}'])
-def test_headers_that_name_no_trace_or_are_large_are_not_kept(headers: str | None) -> None:
-    measures = SinkMeasures()
-    measures.delivered([emitted(1.0, headers=headers)], 0.2, NOW)
-    [kept] = filter(None, measures.end_to_end.copy().exemplars)
-    assert kept.headers is None
-
-
-def test_a_copy_does_not_change() -> None:
-    measures = SinkMeasures()
-    before = measures.end_to_end.copy()
-    measures.delivered([emitted(1.0)], 0.2, NOW)
-    assert sum(before.counts) == 0
-
-
 @pytest.mark.parametrize(
     ("observed", "share", "expected"),
     [
@@ -191,16 +142,6 @@ def test_a_quantile_is_estimated_inside_its_bucket(observed: list[float], share:
         histogram.observe(seconds)
     found = quantile(histogram.copy(), share)
     assert found == (None if expected is None else pytest.approx(expected, rel=0.01))
-
-
-def test_an_interval_has_the_observations_between_two_copies() -> None:
-    histogram = Histogram()
-    histogram.observe(1.0)
-    before = histogram.copy()
-    histogram.observe(2.0, 3)
-    found = since(before, histogram.copy())
-    assert (sum(found.counts), found.sum) == (3, 6.0)
-    assert sum(since(None, histogram.copy()).counts) == 4
 
 
 def test_no_quantile_of_an_interval_is_longer_than_its_longest_observation() -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
@@ -19,15 +18,7 @@ from outbox_relay.domain.outcomes import Failed
 from outbox_relay.service.metrics import exposition
 from outbox_relay.service.metrics.collector import SnapshotCollector
 from outbox_relay.service.metrics.definitions import DEFINITIONS, FIGURES, GROUPS, PER_SINK, TABLES
-from outbox_relay.service.metrics.exposition import (
-    OPENMETRICS,
-    SINKS_AT_ONCE,
-    TEXT,
-    Content,
-    Exposition,
-    negotiate,
-    render,
-)
+from outbox_relay.service.metrics.exposition import OPENMETRICS, TEXT, Exposition, negotiate, render
 from outbox_relay.service.metrics.snapshot import Aged, SinkCopy, Snapshot
 from outbox_relay.service.metrics.stored_figures import Entry, Value, dump, load
 from outbox_relay.sinks.contract.handing import an_event
@@ -60,7 +51,7 @@ def a_sink(name: str = "crm") -> SinkCopy:
             {"reload": 2},
         ),
         *(measures.end_to_end.copy(), measures.read.copy(), measures.claim.copy(), measures.settle.copy()),
-        *(1, "open", 3, 64, 2, 32),
+        *(1, "open", 3, 64, 2, 1, 32),
     )
 
 
@@ -145,40 +136,20 @@ def test_no_header_is_too_odd_to_choose_by(accept: list[str]) -> None:
     assert negotiate(accept) in (TEXT, OPENMETRICS)
 
 
-async def answered(answer: Content | Awaitable[Content]) -> Content:
-    return answer if isinstance(answer, tuple) else await answer
-
-
-@pytest.mark.parametrize("sinks", [SINKS_AT_ONCE, SINKS_AT_ONCE + 1])
-async def test_an_answer_is_rendered_once_for_all_who_ask_within_a_second(
-    monkeypatch: pytest.MonkeyPatch, sinks: int
-) -> None:
+def test_an_answer_is_rendered_once_for_all_who_ask_within_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[Snapshot] = []
 
     def take() -> Snapshot:
-        taken.append(a_snapshot(sinks))
+        taken.append(a_snapshot())
         return taken[-1]
 
     pages = Exposition(take)
-    answers = [pages.answer([]) for _ in range(20)]
-    assert isinstance(answers[0], tuple) == (sinks == SINKS_AT_ONCE)
-    assert len({await answered(answer) for answer in answers}) == len(taken) == 1
-    await answered(pages.answer([]))
-    await answered(pages.answer([OPENMETRICS]))
+    assert len({pages.answer([]) for _ in range(20)}) == len(taken) == 1
+    pages.answer([OPENMETRICS])
     assert len(taken) == 2
     monkeypatch.setattr(exposition, "KEPT_SECONDS", 0.0)
-    await answered(pages.answer([]))
+    pages.answer([])
     assert len(taken) == 3
-    pages.close()
-
-
-async def test_a_rendering_goes_on_for_the_others_when_one_who_asked_is_gone() -> None:
-    pages = Exposition(lambda: a_snapshot(SINKS_AT_ONCE + 1))
-    first, second = (asyncio.ensure_future(answered(pages.answer([]))) for _ in range(2))
-    await asyncio.sleep(0)
-    first.cancel()
-    assert b"outbox_build_info" in (await second)[1]
-    pages.close()
 
 
 # -- figures that are stored ----------------------------------------------------------------------------------

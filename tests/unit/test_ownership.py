@@ -1,258 +1,192 @@
-"""Shards are known to be ours in the order in which they became it.
+"""Leases of shards in one relay: answers that come late, shards that were lost, and clients whose leases end.
 
-The store is a stand-in: two answers of a database cannot be made to arrive in a chosen order.
+The store is a stand-in: two answers of a database cannot be made to arrive in a chosen order. ``tests.simulation`` asks
+for the same in any order.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Iterable
+from typing import Any
 from uuid import uuid4
 
 import pytest
 import structlog
 
-from outbox_relay.domain.errors import LeaseLost, StatementFailed
+from outbox_relay.domain.errors import StatementFailed
 from outbox_relay.domain.event import SHARDS
-from outbox_relay.domain.in_flight import Chunk, InFlight
-from outbox_relay.domain.lease_clock import lease_clock
-from outbox_relay.domain.window import Position, Tick
-from outbox_relay.postgres.rows import Claimed, NewRow, SinkRow
-from outbox_relay.postgres.shard_statements import HeldShard
-from outbox_relay.postgres.store import Store
-from outbox_relay.relay.leases import LeaseManager
-from outbox_relay.relay.settler import Settler
+from outbox_relay.postgres.rows import SinkRow
+from outbox_relay.relay.keeper import Keeper, fair_quota
 from outbox_relay.relay.sink_leases import Lease, SinkLeases
-from outbox_relay.sinks.contract.handing import an_event
-from tests.support.recording import a_recorder
 
 
-class Answers:
-    """A store in which every shard is free at first.
-
-    The answers to ``reclaim_shards`` and ``release_shards`` come when ``late`` is set.
-    """
-
-    def __init__(self) -> None:
-        self.asked, self.late = asyncio.Event(), asyncio.Event()
-        self.owned: list[Claimed] = []
-        self.epoch = 0
-        self.left: float | None = None
-        """The seconds that are left of renewed leases, if not those that were asked for."""
-
-    async def reclaim_shards(self, _sink: str, _owner: object, _lease: float) -> list[Claimed]:
-        """Return the shards that were owned at the time of the question."""
-        owned = [claimed._replace(epoch=claimed.epoch + 1) for claimed in self.owned]
-        self.asked.set()
-        await self.late.wait()
-        return owned
-
-    async def claim_shards(self, *_: object, **_given: object) -> list[Claimed]:
-        """Claim all free shards."""
-        owned = {claimed.shard for claimed in self.owned}
-        self.epoch += 1
-        claimed = [Claimed(shard, self.epoch, 0) for shard in range(SHARDS) if shard not in owned]
-        self.owned += claimed
-        return claimed
-
-    async def release_shards(self, _sink: str, _owner: object, epochs: Mapping[int, int]) -> None:
-        """Free shards."""
-        self.owned = [claimed for claimed in self.owned if claimed.epoch != epochs.get(claimed.shard)]
-        self.asked.set()
-        await self.late.wait()
-
-    async def renew_shards(
-        self, _owner: object, asked: Collection[HeldShard], lease_seconds: float, _deadline: float
-    ) -> dict[HeldShard, float]:
-        """Return those that are owned."""
-        owned = {(claimed.shard, claimed.epoch) for claimed in self.owned}
-        left = self.left or lease_seconds
-        return {(sink, shard, epoch): left for sink, shard, epoch in asked if (shard, epoch) in owned}
-
-    async def heartbeat(self, *_: object) -> bool:
-        """Return True."""
-        return True
+def keeper(store: Any = None, clock: Callable[[], float] = lambda: 100.0) -> Keeper:
+    return Keeper(store, uuid4(), "test", "1", 15.0, structlog.get_logger(), clock)
 
 
-async def test_what_is_claimed_while_a_session_begins_is_not_forgotten() -> None:
-    """Without the lock this relay owns shards without knowing it: for a lease they are not delivered."""
-    answers: Any = Answers()
-    lease_manager = LeaseManager(answers, uuid4(), "test", "1", 15.0, structlog.get_logger())
-    leases = lease_manager.add("s", 1)
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(lease_manager.reclaim(leases))
-        await answers.asked.wait()
-        tasks.create_task(lease_manager._claim(leases))  # pyright: ignore[reportPrivateUsage]
-        for _ in range(10):  # The claim waits for nothing outside: by then it has come as far as it can.
-            await asyncio.sleep(0)
-        answers.late.set()
-    assert len(leases.held) == SHARDS == len(answers.owned)
+class Register:
+    """A store that notes whether the relay's row is there, and renews leases for ``left`` seconds."""
 
+    registered = False
+    left = 15.0
 
-@pytest.mark.parametrize(("left", "believed"), [(2.5, 2.5), (100.0, 15.0)])
-async def test_a_relay_believes_in_no_more_than_is_left_of_a_lease_and_was_asked_for(
-    left: float, believed: float
-) -> None:
-    """Goes red when the relay counts on what it asked for, or on more: a late renewal may take that away again."""
-    answers: Any = Answers()
-    lease_manager = LeaseManager(answers, uuid4(), "test", "1", 15.0, structlog.get_logger())
-    leases = lease_manager.add("s", 1)
-    await lease_manager._claim(leases)  # pyright: ignore[reportPrivateUsage]
-    answers.left = left
-    before = lease_clock()
-    await lease_manager._renew()  # pyright: ignore[reportPrivateUsage]
-    assert before + believed - 1 <= leases.until(range(SHARDS)) <= lease_clock() + believed - 1
-
-
-class Register(Answers):
-    """A store that writes down whether the relay's row is there; a heartbeat takes as long as it is told."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.registered = False
-        self.beating, self.beaten = asyncio.Event(), asyncio.Event()
-
-    async def heartbeat(self, *_: object) -> bool:
-        """Write the row, late."""
-        self.beating.set()
-        await self.beaten.wait()
+    def heartbeat(self, *_: object) -> bool:
         self.registered = True
         return True
 
-    async def forget_relay(self, _: object) -> None:
-        """Remove the row."""
+    def forget_relay(self, _: object) -> None:
         self.registered = False
 
-
-async def test_no_heartbeat_brings_back_the_row_of_a_relay_that_has_left() -> None:
-    """Goes red without the lock, or if a relay that has left still sends heartbeats: rebase would refuse."""
-    register: Any = Register()
-    lease_manager = LeaseManager(register, uuid4(), "test", "1", 15.0, structlog.get_logger())
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(lease_manager._renew())  # pyright: ignore[reportPrivateUsage]
-        await register.beating.wait()
-        tasks.create_task(lease_manager.leave())
-        for _ in range(10):  # Leaving waits for nothing else: by then it has come as far as it can.
-            await asyncio.sleep(0)
-        register.beaten.set()
-    assert not register.registered
-    await lease_manager._renew()  # pyright: ignore[reportPrivateUsage]
-    assert not register.registered
+    def renew_shards(self, _owner: object, asked: Any, *_: object) -> dict[Any, float]:
+        return dict.fromkeys(asked, self.left)
 
 
-class Silent(Answers):
-    """A store that takes no heartbeat."""
-
-    async def heartbeat(self, *_: object) -> bool:
-        """Refuse it."""
-        raise StatementFailed("canceling statement due to lock timeout")
-
-
-async def test_a_relay_that_cannot_tell_that_it_stops_drains_its_shards_all_the_same() -> None:
-    answers: Any = Silent()
-    lease_manager = LeaseManager(answers, uuid4(), "test", "1", 15.0, structlog.get_logger())
-    leases = lease_manager.add("s", 1)
-    with pytest.raises(StatementFailed):
-        await lease_manager.stop()
-    assert not leases.serving
+@pytest.mark.parametrize("relays", [1, 2, 3, 5, 64, 70])
+def test_fair_shares_are_even_within_one_and_cover_all_shards(relays: int) -> None:
+    shares = [fair_quota(relays, before) for before in range(relays)]
+    assert sum(shares) == SHARDS
+    assert max(shares) - min(shares) <= 1
 
 
-@pytest.mark.parametrize("claimed_again", [False, True])
-async def test_a_renewal_or_a_claim_during_a_release_loses_no_shard(claimed_again: bool) -> None:
-    """Goes red when such a renewal counts as a loss, which ends the session, or the release forgets the new claim."""
-    answers: Any = Answers()
-    lease_manager = LeaseManager(answers, uuid4(), "test", "1", 15.0, structlog.get_logger())
-    leases = lease_manager.add("s", 1)
-    await lease_manager._claim(leases)  # pyright: ignore[reportPrivateUsage]
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(lease_manager.release(leases, range(SHARDS)))
-        await answers.asked.wait()
-        await lease_manager._renew()  # pyright: ignore[reportPrivateUsage]
-        if claimed_again:
-            leases.grant({claimed.shard: Lease(claimed.epoch, 9e9, 0) for claimed in await answers.claim_shards()})
-        answers.late.set()
-    assert not leases.lost
-    assert leases.epochs(range(SHARDS)) == {claimed.shard: claimed.epoch for claimed in answers.owned}
-    assert len(answers.owned) == (SHARDS if claimed_again else 0)
+@pytest.mark.fence("a renewal that its relay has given up takes effect late, and makes a longer lease shorter")
+@pytest.mark.parametrize(("left", "believed"), [(2.5, 2.5), (100.0, 15.0)])
+def test_a_relay_believes_in_no_more_than_is_left_of_a_lease_and_was_asked_for(left: float, believed: float) -> None:
+    """Goes red when the relay counts on what it asked for, or on more: a late renewal may take that away again."""
+    store = Register()
+    store.left = left
+    part = keeper(store)
+    leases = part.add("s", 1)
+    leases.grant({7: Lease(5, 101.0, 0)})
+    part._renew()  # pyright: ignore[reportPrivateUsage]
+    assert leases.held[7].until == 100.0 + believed - 1.0
 
 
-async def test_the_late_answer_to_a_renewal_changes_no_lease_of_a_later_epoch() -> None:
-    """Goes red when answers are not compared with the epoch: a shard of ours is forgotten, or trusted for too long."""
+def test_no_heartbeat_brings_back_the_row_of_a_relay_that_has_left() -> None:
+    store = Register()
+    part = keeper(store)
+    part._beat()  # pyright: ignore[reportPrivateUsage]
+    assert store.registered
+    part.leave()
+    part._beat()  # pyright: ignore[reportPrivateUsage]
+    assert not store.registered
+
+
+class Slow(Register):
+    """A store whose claims take 10 s each, and find nothing."""
+
+    def __init__(self) -> None:
+        self.now, self.claimed = 100.0, list[str]()
+
+    def sinks(self, names: Iterable[str], _: float) -> list[SinkRow]:
+        row = SinkRow("", 1, paused=False, circuit="closed", in_flight_limit=None, unowned=SHARDS, patterns=())
+        return [row._replace(name=name) for name in names]
+
+    def relay_ranks(self, *_: object) -> list[Any]:
+        return []
+
+    def claim_shards(self, sink: str, *_: object, **__: object) -> list[Any]:
+        self.now += 10.0
+        self.claimed.append(sink)
+        return []
+
+
+def test_every_sink_has_its_turn_at_claims_that_take_longer_than_a_renewal_may_wait() -> None:
+    """Goes red when each round begins with the first sink: no relay would own the shards of the last ones."""
+    store = Slow()
+    part = keeper(store, lambda: store.now)
+    for sink in ("a", "b", "c"):
+        part.add(sink, 1)
+    for _ in range(3):
+        part.round()
+    assert set(store.claimed) == {"a", "b", "c"}
+
+
+class Locked(Register):
+    """A store in which a settlement of the sink "a" holds its shards."""
+
+    def renew_shards(self, owner: object, asked: Any, *limits: object) -> dict[Any, float]:
+        if any(sink == "a" for sink, _, _ in asked):
+            raise StatementFailed("a lock", "55P03")
+        return super().renew_shards(owner, asked, *limits)
+
+
+def test_locked_shards_of_one_sink_end_no_leases_of_others_and_those_of_a_silent_loop_are_left() -> None:
+    part = keeper(Locked())
+    locked, other, silent = (part.add(sink, 1) for sink in ("a", "b", "c"))
+    silent.turned_at = 30.0
+    for leases in (locked, other, silent):
+        leases.grant({7: Lease(5, 101.0, 0)})
+    part._renew()  # pyright: ignore[reportPrivateUsage]
+    assert [leases.held[7].until for leases in (locked, other, silent)] == [101.0, 114.0, 101.0]
+
+
+def test_late_answers_change_no_lease_of_a_later_epoch() -> None:
     leases = SinkLeases("s", 1)
-    leases.grant({7: Lease(5, 10.0, 0)})
     leases.replace({7: Lease(6, 20.0, 0)})
-    leases.wake.clear()
-    leases.confirm(7, 5, 99.0)
-    assert not leases.lose(7, 5)
+    assert leases.renew({7: 5}, {7: 99.0}) == leases.renew({7: 5}, {}) == 0
     assert leases.held == {7: Lease(6, 20.0, 0)}
-    assert not leases.wake.is_set()
 
 
-async def test_a_shard_that_was_lost_and_claimed_again_is_not_delivered_for_before_the_next_session() -> None:
+@pytest.mark.fence("shards are renewed or claimed again while their release has no answer")
+def test_a_renewal_or_a_claim_during_a_release_loses_no_shard() -> None:
+    leases = SinkLeases("s", 1)
+    leases.grant({7: Lease(5, 10.0, 0), 8: Lease(5, 10.0, 0)})
+    with leases.releasing([7, 8]):
+        assert leases.renew({7: 5, 8: 5}, {}) == 0
+        leases.grant({8: Lease(6, 20.0, 0)})
+    assert leases.held == {8: Lease(6, 20.0, 0)}
+
+
+@pytest.mark.fence("a relay loses a shard and claims it again before its session notices")
+def test_a_shard_that_was_lost_and_claimed_again_is_not_delivered_for_before_the_next_session() -> None:
     """Another relay may have owned it in between: goes red when the new lease stands for the old one."""
     leases = SinkLeases("s", 1)
     leases.grant({7: Lease(5, 10.0, 0)})
-    assert not leases.lost
-    assert leases.lose(7, 5)
+    assert leases.adopt() == {7}
+    assert leases.renew({7: 5}, {}) == 1
     leases.grant({7: Lease(9, 99.0, 0)})
     assert leases.lost
     assert leases.until([7]) == 0.0
-    settling = Settler(cast("Store", None), leases, uuid4(), InFlight(), a_recorder())
-    event = an_event()._replace(shard=7)
-    start = Position(Tick(0, "3:3:", 3))
-    settling.park(Chunk([event], start, start), 0, NewRow(event.id, 7, "waiting", True), blocks=True)
-    with pytest.raises(LeaseLost):
-        await settling.flush()
+    assert leases.epochs([7]) == {7: 5}, "and its settlements stay behind their fence"
     leases.replace({7: Lease(10, 99.0, 0)})
+    leases.adopt()
     assert not leases.lost
     assert leases.until([7]) == 99.0
 
 
-async def test_the_answer_to_a_renewal_keeps_no_crashes_that_were_forgotten_meanwhile() -> None:
+def test_nothing_is_granted_to_a_loop_that_stops() -> None:
     leases = SinkLeases("s", 1)
-    leases.grant({7: Lease(5, 10.0, 3)})
-    leases.forget_crashes([7])
-    leases.confirm(7, 5, 20.0)
-    assert leases.held == {7: Lease(5, 20.0, 0)}
+    leases.stop()
+    assert not leases.grant({7: Lease(5, 10.0, 0)})
+    leases.observe(SinkRow("s", 1, paused=False, circuit="open", in_flight_limit=3, unowned=0, patterns=("*",)))
+    assert not leases.serving
 
 
-async def test_requests_for_probes_from_before_the_relay_began_are_none() -> None:
+@pytest.mark.fence("a relay that lost a shard delivers")
+def test_the_client_of_a_lease_that_has_ended_is_purged() -> None:
+    now, purged = [100.0], list[float]()
+    part = keeper(clock=lambda: now[0])
+    leases = part.add("s", 1)
+    leases.purge = lambda: purged.append(now[0])
+    leases.grant({7: Lease(5, 100.1, 0)})
+    leases.adopt()
+    assert part.purge_lapsed() == pytest.approx(0.1)
+    assert not purged
+    now[0] = 100.1
+    part.purge_lapsed()
+    assert purged == [100.1]
+    leases.adopted, leases.rows_until = {}, 100.2
+    part.purge_lapsed()
+    now[0] = 100.2
+    part.purge_lapsed()
+    assert purged == [100.1, 100.2]
+
+
+def test_requests_for_probes_from_before_the_relay_began_are_none() -> None:
     leases = SinkLeases("s", 1)
     row = SinkRow("s", 1, paused=False, circuit="open", in_flight_limit=3, unowned=0, patterns=("*",), probes=7)
-    leases.observe(row, stopping=False)
+    leases.observe(row)
     assert not leases.take_probe_request()
-    leases.observe(row._replace(probes=8), stopping=False)
+    leases.observe(row._replace(probes=8))
     assert leases.take_probe_request()
-
-
-async def test_the_loop_is_woken_by_what_changes_its_shards_and_by_nothing_else() -> None:
-    leases = SinkLeases("s", 1)
-    row = SinkRow("s", 1, paused=False, circuit="open", in_flight_limit=3, unowned=0, patterns=("*",))
-
-    def release() -> None:
-        with leases.releasing([3]):
-            pass
-
-    def wakes(change: Callable[[], object]) -> bool:
-        leases.wake.clear()
-        change()
-        return leases.wake.is_set()
-
-    assert wakes(lambda: leases.grant({shard: Lease(1, 10.0, 1) for shard in range(4)}))
-    assert not wakes(lambda: leases.observe(row, stopping=False))
-    assert not wakes(lambda: leases.confirm(0, 1, 20.0))
-    assert not wakes(lambda: leases.forget_crashes([0]))
-    assert not wakes(lambda: leases.record_report("closed", None))
-    assert wakes(lambda: leases.set_quota(2))
-    assert not wakes(lambda: leases.set_quota(2))
-    assert not wakes(release)
-    assert wakes(lambda: leases.lose(0, 1))
-    assert wakes(lambda: leases.observe(row._replace(paused=True), stopping=False))
-    row = row._replace(paused=True, probes=1)
-    assert wakes(lambda: leases.observe(row, stopping=False))
-    assert [leases.take_probe_request(), leases.take_probe_request()] == [True, False]
-    assert not wakes(lambda: leases.observe(row, stopping=False))
-    assert wakes(leases.remove)
-    assert not wakes(leases.remove)
-    assert wakes(leases.stop)
+    assert not leases.take_probe_request()

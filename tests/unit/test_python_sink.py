@@ -1,40 +1,41 @@
-"""The Python sink without a relay: what handlers do to their events, to each other, and to the leases of a relay."""
+"""Python sinks without a relay: verdicts of handlers, time limits, fences, and handlers that hang."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import queue
-import signal
-import threading
+import sys
 import time
+from collections.abc import Generator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from outbox_relay.domain.lease_clock import CLOCK as LEASE_CLOCK
+from outbox_relay.domain.errors import SessionReset, SinkStuck
 from outbox_relay.domain.lease_clock import lease_clock
-from outbox_relay.domain.outcomes import DELIVERED, Delivered, Failed, Refused, Unavailable
+from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Unavailable
+from outbox_relay.sinks import Call, threads
 from outbox_relay.sinks.contract.handing import an_event
-from outbox_relay.sinks.python import pool, worker_process
-from outbox_relay.worker.clock import CLOCK
-from outbox_relay.worker.threads import Threads
-from tests.support.odd_handlers import FAULTS
-from tests.support.python_sink import (
-    KINDS,
-    SECONDS,
-    becomes_false,
-    is_stopped,
-    python_sink,
-)
-from tests.support.wait import auntil
+from outbox_relay.sinks.posting import THREAD
+from outbox_relay.sinks.python import PythonSink
+from outbox_relay.sinks.python import sink as module
+from tests.support.odd_handlers import FAULTS, RECEIVED, RELEASE
+from tests.support.python_sink import SECONDS, python_sink
+from tests.support.wait import until
 
-pytestmark = pytest.mark.processes
+KINDS = ("asynchronous", "plain")
+"""The handlers of ``odd_handlers`` that do as the payload says."""
+TIMED_OUT = "the handler did not end in time"
 
 
-def stand_still(seconds: float) -> None:
-    """Block the loop of the relay."""
-    time.sleep(seconds)
+@pytest.fixture(autouse=True)
+def handled(monkeypatch: pytest.MonkeyPatch) -> Generator[list[str]]:
+    """Yield what handlers have received, and let those that hang end."""
+    monkeypatch.setattr(threads, "PATIENCE_SECONDS", 0.5)
+    RECEIVED.clear()
+    RELEASE.clear()
+    yield RECEIVED
+    RELEASE.set()
 
 
 # -- verdicts -----------------------------------------------------------------------------------------------------
@@ -43,14 +44,10 @@ MESSAGES = {
     "raise": "ValueError: a b [31m",
     "base": "BaseException: base",
     "exit": "SystemExit: 3",
-    "keyboard": "KeyboardInterrupt",
     "cancelled": "CancelledError",
-    "cancelled future": "CancelledError",
     "unspeakable": "Unspeakable",
     "surrogates": "ValueError:  é ",
-    "named as ours": "DatabaseDown: mine",
     "a group": "BaseExceptionGroup: both (2 sub-exceptions)",
-    "printed nowhere": "OSError: closed",
 }
 """Answers of the attempts: messages, which may contain the payload. Reasons contain only class and place."""
 REASONS = {
@@ -64,257 +61,205 @@ REASONS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_fault_of_a_handler_costs_its_event_an_attempt_and_its_worker_nothing(
-    tmp_path: Path, kind: str
-) -> None:
-    async with python_sink(kind, tmp_path, max_in_flight=64, threads=64) as running:
-        assert await running.deliver("first") == DELIVERED
-        pids, names = running.pids, [*FAULTS]
-        verdicts = dict(zip(names, await asyncio.gather(*map(running.deliver, names)), strict=True))
-        assert await running.deliver("last") == DELIVERED
-        assert running.pids == pids
-        assert running.ends == []
+def test_a_fault_of_a_handler_costs_its_event_an_attempt_and_the_next_is_delivered(kind: str) -> None:
+    with python_sink(kind, max_in_flight=64) as running:
+        calls = [running.begin(name) for name in FAULTS]
+        verdicts = dict(zip(FAULTS, running.end(*calls), strict=True))
+        assert running.deliver("last") == DELIVERED
     assert isinstance(verdicts.pop("bare dead"), Refused)
-    assert {name: verdict for name, verdict in verdicts.items() if not isinstance(verdict, Failed)} == {}
-    reasons = {name: verdict.reason for name, verdict in verdicts.items() if isinstance(verdict, Failed)}
-    assert {name: reasons[name] for name in REASONS} == REASONS
-    attempts = {name: verdict.attempt for name, verdict in verdicts.items() if isinstance(verdict, Failed)}
-    assert {name: (attempt := attempts[name]) and attempt.answer for name in MESSAGES} == MESSAGES
-    shown = {name: reasons[name].partition(" at ") for name in MESSAGES}
-    assert {name: kind for name, (kind, _, _) in shown.items()} == {
-        name: message.partition(":")[0] for name, message in MESSAGES.items()
-    }
-    assert {place.rpartition(":")[0] for _, _, place in shown.values()} == {"support/odd_handlers.py"}
-    assert all(len(reason) <= 200 for reason in reasons.values())
-    delays = {name: verdict.retry_after_seconds for name, verdict in verdicts.items() if isinstance(verdict, Failed)}
+    failed = {name: verdict for name, verdict in verdicts.items() if isinstance(verdict, Failed)}
+    assert failed.keys() == verdicts.keys()
+    assert {name: failed[name].reason for name in REASONS} == REASONS
+    answers = {name: failed[name].attempt for name in MESSAGES}
+    assert {name: attempt and attempt.answer for name, attempt in answers.items()} == MESSAGES
+    assert all("support/odd_handlers.py:" in failed[name].reason for name in MESSAGES)
+    assert all(len(verdict.reason) <= 200 for verdict in failed.values())
+    delays = {name: verdict.retry_after_seconds for name, verdict in failed.items()}
     assert {name: delay for name, delay in delays.items() if delay is not None} == {"retry in an hour": 3600.0}
-    assert "generator" in reasons["a generator"] + reasons["an asynchronous generator"]
-    assert "StopIteration" in str(attempts["no more"])
-    assert not (tmp_path / "worked").exists()
+    assert RECEIVED == ["last"]
 
 
-async def test_a_handler_that_stops_the_loop_or_loses_its_output_hurts_no_other(tmp_path: Path) -> None:
-    async with python_sink("asynchronous", tmp_path) as running:
-        for what in ("stop the loop", "lose stdout", "fine"):
-            assert await running.deliver(what) == DELIVERED
-        assert running.ends == []
+def test_handlers_that_stop_the_event_loop_or_leave_a_task_hurt_no_other() -> None:
+    with python_sink("asynchronous") as running:
+        nap = running.begin("nap")
+        calls = [running.begin(what) for what in ("stop the loop", "leave a task", "fine")]
+        assert running.end(nap, *calls) == [DELIVERED] * 4
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_an_event_that_ends_its_worker_is_found_and_its_neighbours_are_not_counted(
-    tmp_path: Path, kind: str
-) -> None:
-    async with python_sink(kind, tmp_path) as running:
-        others = [asyncio.ensure_future(running.deliver("nap", again=True)) for _ in range(4)]
-        await running.noted("began", 4)
-        verdict = await running.deliver("die", again=True)
-        assert isinstance(verdict, Failed)
-        assert verdict.reason == "its worker ended: it ended with exit status 4"
-        assert await asyncio.gather(*others) == [DELIVERED] * 4
+def test_values_of_context_variables_do_not_pass_from_event_to_event() -> None:
+    with python_sink("plain", max_in_flight=1) as running:
+        assert [running.deliver("context") for _ in range(3)] == [DELIVERED] * 3
 
 
-async def test_a_handler_that_cannot_be_stopped_is_killed_and_its_neighbours_are_bystanders(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(worker_process, "DRAIN_SECONDS", 0.0)
-    async with python_sink("plain", tmp_path, timeout_seconds=0.7) as running:
-        assert await running.deliver("first") == DELIVERED
-        bad = asyncio.ensure_future(running.deliver("sleep"))
-        await running.noted("began")
-        other = await running.deliver("sleep longer")
-        assert isinstance(other, Unavailable)
-        assert (other.behind, other.attempt and other.attempt.code) == (True, "bystander")
-        verdict = await bad
-        assert isinstance(verdict, Failed)
-        assert verdict.reason == "the handler did not end in time, and its worker was killed"
-
-
-async def test_a_cancelled_plain_call_keeps_its_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise its worker would be killed for an unknown reason, and its neighbours would be suspects."""
-    monkeypatch.setattr(worker_process, "DRAIN_SECONDS", 0.0)
-    async with python_sink("plain", tmp_path, timeout_seconds=0.7) as running:
-        assert await running.deliver("first") == DELIVERED
-        bad = asyncio.ensure_future(running.deliver("sleep"))
-        await running.noted("began")
-        bad.cancel()
-        other = await running.deliver("sleep longer")
-        assert isinstance(other, Unavailable)
-        assert other.attempt is not None
-        assert other.attempt.code == "bystander"
-
-
-async def test_an_asynchronous_handler_that_does_not_end_is_cancelled_or_killed(tmp_path: Path) -> None:
-    async with python_sink("asynchronous", tmp_path, timeout_seconds=0.3) as running:
-        assert await running.deliver("first") == DELIVERED
-        verdicts = await asyncio.gather(running.deliver("sleep"), running.deliver("stubborn"))
-        assert [getattr(verdict, "reason", "") for verdict in verdicts] == [
-            "the handler did not end in time",
-            "the handler did not end in time, and its worker was killed",
-        ]
-
-
-async def test_a_handler_that_blocks_the_loop_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_process, "LATE_SECONDS", 0.3)
-    async with python_sink("asynchronous", tmp_path, timeout_seconds=0.2) as running:
-        assert await running.deliver("first") == DELIVERED
-        verdict = await running.deliver("block", again=True)
-        assert isinstance(verdict, Failed)
-        assert "it no longer answers" in verdict.reason
-
-
-async def test_a_handler_that_eats_memory_is_found(tmp_path: Path) -> None:
-    async with python_sink("plain", tmp_path, memory_mb=80) as running:
-        assert await running.deliver("first") == DELIVERED
-        verdict = await running.deliver("eat", again=True)
-        assert isinstance(verdict, Failed)
-        assert "MB, more than max_memory_mb" in verdict.reason
+# -- time limits --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_an_extended_call_outlasts_the_limit_and_its_deadline_never_goes_back(tmp_path: Path, kind: str) -> None:
-    async with python_sink(kind, tmp_path, timeout_seconds=0.4) as running:
-        assert await running.deliver("first") == DELIVERED
-        delivered = asyncio.ensure_future(running.deliver("extend"))
+def test_an_extended_call_outlasts_the_limit_and_its_deadline_never_goes_back(kind: str) -> None:
+    with python_sink(kind, timeout_seconds=0.4) as running:
+        assert running.deliver("first") == DELIVERED
+        call = running.begin("extend")
 
-        async def is_extended() -> bool:
-            return any(end > lease_clock() + 50 for end in running.sink.deadlines().values())
+        def is_extended() -> bool:
+            return running.sink.deadlines().get(call.events[0].id, 0) > lease_clock() + 50
 
-        await auntil(is_extended, seconds=SECONDS, what="the relay knows the new end")
-        assert await delivered == DELIVERED
-
-
-async def test_calls_that_end_before_their_task_begins_are_answered(tmp_path: Path) -> None:
-    """A call and its cancellation may come in one piece. A worker that did not answer would be killed for it."""
-    async with python_sink("asynchronous", tmp_path) as running:
-        assert await running.deliver("first") == DELIVERED
-        [process], [pid] = running.sink.processes, running.pids
-        os.kill(pid, signal.SIGSTOP)
-        await becomes_false(lambda: not is_stopped(pid), "the process is stopped")
-        now = lease_clock()
-        values = (an_event().uid, "a", None, "text/plain", None, "2026-01-01T00:00:00+00:00", None, 1, None)
-        calls = [process.begin(n, values, b"sleep", now + 60, now + 60, 60) for n in range(3)]
-        for call in calls:
-            process.cancel(call)
-        await asyncio.sleep(0)  # both are sent
-        os.kill(pid, signal.SIGCONT)
-        answers = await asyncio.wait_for(asyncio.gather(*(call.answer for call in calls)), 5)
-        assert [answer.outcome for answer in answers] == ["timeout"] * 3
-        assert running.notes("began") == []
-        assert await running.deliver("last") == DELIVERED
-        assert running.ends == []
+        until(is_extended, seconds=SECONDS, what="the relay knows the new end")
+        assert running.end(call) == [DELIVERED]
+        assert not running.sink.deadlines()
 
 
-async def test_values_of_context_variables_do_not_pass_from_event_to_event(tmp_path: Path) -> None:
-    async with python_sink("plain", tmp_path, threads=1) as running:
-        assert [await running.deliver("context") for _ in range(3)] == [DELIVERED] * 3
+def test_an_asynchronous_handler_that_does_not_end_is_cancelled() -> None:
+    with python_sink("asynchronous", timeout_seconds=0.3) as running:
+        verdict = running.deliver("sleep")
+        assert isinstance(verdict, Failed)
+        assert (verdict.reason, verdict.attempt and verdict.attempt.code) == (TIMED_OUT, "timeout")
+        assert running.sink.trouble is None
 
 
-def test_a_process_that_can_start_no_thread_uses_those_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
+@pytest.mark.parametrize(("kind", "what"), [("plain", "hang"), ("asynchronous", "stubborn")])
+def test_a_handler_that_hangs_is_reported_and_others_are_called_until_all_hang(kind: str, what: str) -> None:
+    with python_sink(kind, timeout_seconds=0.3, max_in_flight=2) as running:
+        verdict = running.deliver(what)
+        assert isinstance(verdict, Failed)
+        assert verdict.reason == TIMED_OUT
+        assert (running.sink.hanging, running.sink.fault) == (1, None)
+        assert running.sink.trouble == "1 of 2 calls have not ended in time, and cannot be ended"
+        assert running.deliver("fine") == DELIVERED
+        assert isinstance(running.deliver(what), Failed)
+        assert running.sink.fault == running.sink.trouble == "2 of 2 calls have not ended in time, and cannot be ended"
+        with pytest.raises(SinkStuck, match="sink test: 2 of 2 calls"):
+            running.deliver("no thread is left")
+        RELEASE.set()
+        until(lambda: not (running.sink.completed(0.1) or running.sink.hanging), seconds=SECONDS, what="they end")
+        assert running.deliver("again") == DELIVERED
+    assert RECEIVED[-1] == "again"
 
-    threads, done, go_on = Threads(4), queue.SimpleQueue[int](), threading.Event()
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", fail)
-        with pytest.raises(RuntimeError):
-            threads.run(lambda: done.put(0))
 
-    def wait() -> None:
-        go_on.wait(SECONDS)
-        done.put(1)
+def test_a_handler_that_blocks_the_event_loop_is_found() -> None:
+    with python_sink("asynchronous", timeout_seconds=0.3) as running:
+        blocking = running.begin("hang")
+        assert isinstance(running.end(blocking)[0], Failed)
+        other = running.begin("not called")
+        with pytest.raises(SinkStuck, match="the handler blocks the event loop"):
+            running.end(other)
+        RELEASE.set()
+    assert RECEIVED == []
 
-    threads.run(wait)
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", fail)
-        threads.run(lambda: done.put(2))
-    go_on.set()
-    assert [done.get(timeout=SECONDS) for _ in range(2)] == [1, 2]
-    for number in range(3, 9):
-        threads.run(lambda number=number: done.put(number))
-    assert sorted(done.get(timeout=SECONDS) for _ in range(6)) == [*range(3, 9)]
+
+def test_a_handler_that_blocks_its_event_loop_does_not_delay_webhooks() -> None:
+    sink = PythonSink("test", "tests.support.odd_handlers:asynchronous")
+    sink.open()
+    sink.submit(Call([an_event(None, b"hang")], lease_clock() + 60))
+    assert not sink.completed(0.2)
+    assert THREAD.run(asyncio.sleep(0, "answered"), SECONDS) == "answered"
+    RELEASE.set()
+    sink.withdraw()
+    sink.close()
 
 
 # -- fences -------------------------------------------------------------------------------------------------------
 
 
-async def test_a_call_that_its_worker_reads_too_late_is_not_made(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_call_whose_turn_comes_too_late_is_not_made(kind: str) -> None:
     """The lease of the shard may have ended, and another relay may have delivered the event."""
-    assert CLOCK == LEASE_CLOCK
-    async with python_sink("asynchronous", tmp_path) as running:
-        assert await running.deliver("first") == DELIVERED
-        blocks = asyncio.ensure_future(running.deliver("block a while"))
-        await asyncio.sleep(0)  # it is sent before the other
-        late = await running.deliver("late", seconds=0.3)
-        assert isinstance(late, Unavailable)
-        assert await blocks == DELIVERED
-        assert await running.deliver("last") == DELIVERED
-        assert running.notes("received") == ["first", "last"]
+    with python_sink(kind, max_in_flight=1) as running:
+        blocks = running.begin("block a while")
+        late = running.begin("late", seconds=0.3)
+        assert running.end(late, blocks) == [Unavailable("all threads are busy", behind=True), DELIVERED]
+        assert running.deliver("last") == DELIVERED
+    assert RECEIVED == ["last"]
 
 
-async def test_a_worker_that_reads_nothing_gets_a_bounded_number_of_bytes(tmp_path: Path) -> None:
-    async with python_sink("asynchronous", tmp_path, max_in_flight=64) as running:
-        assert await running.deliver("first") == DELIVERED
-        [process] = running.sink.processes
-        blocks = asyncio.ensure_future(running.deliver("block a while"))
-        await asyncio.sleep(0)
-        large = [asyncio.ensure_future(running.deliver("x" * (1 << 20))) for _ in range(20)]
-        await asyncio.sleep(0)
-        assert len(process.calls) < 6
-        assert await asyncio.gather(blocks, *large) == [DELIVERED] * 21
+@pytest.mark.fence("a handler is called after the time by which its call must begin")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_call_that_its_thread_takes_too_late_is_not_made(kind: str) -> None:
+    with python_sink(kind, max_in_flight=1) as running:
+        late = running.begin("late", seconds=0.0)
+        time.sleep(0.2)
+        assert isinstance(running.end(late)[0], Unavailable)
+    assert RECEIVED == []
 
 
-async def test_a_worker_is_not_blamed_for_a_machine_that_stood_still(
+@pytest.mark.fence("a relay that lost a shard delivers")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_purge_from_another_thread_ends_calls_that_have_not_begun(kind: str) -> None:
+    with python_sink(kind, max_in_flight=1) as running:
+        blocks, waits = running.begin("block a while"), running.begin("waits")
+        running.sink.purge()
+        assert isinstance(running.end(waits)[0], Unavailable)
+        assert running.end(blocks)[0] in (DELIVERED, threads.LATE)
+    assert RECEIVED == []
+
+
+def test_a_withdrawal_waits_for_handlers_that_run_and_counts_those_that_do_not_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(threads, "WITHDRAW_SECONDS", 0.6)
+    with python_sink("plain", max_in_flight=3, timeout_seconds=2.0) as running:
+        naps = running.begin("nap"), running.begin("hang")
+        until(lambda: not running.sink._waiting, seconds=SECONDS, what="they run")  # pyright: ignore[reportPrivateUsage]
+        with pytest.raises(SessionReset):
+            running.sink.withdraw()
+        assert (RECEIVED, running.sink.hanging) == (["nap"], 0)
+        monkeypatch.setattr(threads, "WITHDRAW_SECONDS", SECONDS)
+        running.sink.withdraw()
+        assert running.sink.hanging == 1
+        assert not running.sink.completed(0.0)
+        assert all(call.verdicts is None for call in naps)
+        assert running.deliver("fine") == DELIVERED
+        RELEASE.set()
+
+
+def test_calls_begin_in_their_order_and_none_is_forgotten() -> None:
+    with python_sink("plain", max_in_flight=2) as running:
+        calls = [running.begin(str(number)) for number in range(200)]
+        assert running.end(*calls) == [DELIVERED] * 200
+    received = [int(line) for line in RECEIVED]
+    assert sorted(received, key=lambda n: (n // 4, n)) == sorted(received)
+
+
+# -- the import ---------------------------------------------------------------------------------------------------
+
+
+def test_events_wait_for_a_handler_that_cannot_be_imported_until_it_can_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_process, "LATE_SECONDS", 0.5)
-    monkeypatch.setattr(worker_process, "DRAIN_SECONDS", 0.0)
-    async with python_sink("asynchronous", tmp_path, timeout_seconds=0.6) as running:
-        assert await running.deliver("first") == DELIVERED
-        nap = asyncio.ensure_future(running.deliver("nap"))
-        await running.noted("began")
-        [pid] = running.pids
-        os.kill(pid, signal.SIGSTOP)
-        stand_still(1.5)
-        os.kill(pid, signal.SIGCONT)
-        assert isinstance(await nap, Delivered | Failed)
-        assert await running.deliver("last") == DELIVERED
-        assert running.ends == []
+    monkeypatch.setattr(module, "IMPORT_SECONDS", 0.1)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    with python_sink("shop_of_tests:send") as running:
+        advice = "install it, or add its directory to PYTHONPATH"
+        reason = f"handler: there is no module shop_of_tests: {advice}"
+        assert running.sink.fault == running.sink.trouble == running.sink.check() == reason
+        assert running.deliver("early") == Unavailable(reason)
+        (tmp_path / "shop_of_tests.py").write_text("from tests.support.odd_handlers import plain as send\n")
+        assert running.redeliver(an_event(None, b"fine")) == DELIVERED
+        assert running.sink.fault is None
+    sys.modules.pop("shop_of_tests")
 
 
-async def test_a_reset_makes_no_suspects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outbox_relay.sinks.python.sink.RESET_SECONDS", 0.1)
-    async with python_sink("plain", tmp_path) as running:
-        event = an_event(None, b"sleep")
-        under_way = asyncio.ensure_future(running.sink.deliver([event], lease_clock() + 60))
-        await running.noted("began")
-        await running.sink.reset()
-        assert await under_way == [Unavailable("the sink was reset")]
-        again = asyncio.ensure_future(running.sink.deliver([event], lease_clock() + 60))
-        await running.noted("began", 2)
-        assert len(running.sink.processes) == 1
-        again.cancel()
+def test_an_import_that_fails_oddly_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goes red when such an import counts as running without end."""
+    monkeypatch.setattr(module, "IMPORT_SECONDS", 0.1)
+    load = Mock(side_effect=[FileNotFoundError("gone"), module.load("tests.support.odd_handlers:plain")])
+    monkeypatch.setattr(module, "load", load)
+    with python_sink("plain") as running:
+        assert (
+            running.sink.fault == "handler tests.support.odd_handlers:plain cannot be imported: FileNotFoundError: gone"
+        )
+        assert running.redeliver(an_event(None, b"fine")) == DELIVERED
 
 
-async def test_calls_that_wait_for_a_busy_worker_say_nothing_about_the_destination(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pool, "WAIT_SECONDS", 0.1)
-    async with python_sink("plain", tmp_path, threads=1) as running:
-        first = await running.deliver("first", again=True)
-        naps = asyncio.ensure_future(running.deliver("nap"))
-        await running.noted("began")
-        assert await running.deliver("other") == Unavailable("every worker is busy", behind=True)
-        assert [first, await naps] == [DELIVERED] * 2
-
-
-async def test_calls_wait_in_their_order_and_none_is_forgotten(tmp_path: Path) -> None:
-    async with python_sink("plain", tmp_path, threads=2, max_in_flight=200) as running:
-        calls = [asyncio.ensure_future(running.deliver(str(number))) for number in range(200)]
-        await asyncio.sleep(0)
-        for call in calls[::7]:
-            call.cancel()
-        verdicts = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), SECONDS)
-        assert [v for n, v in enumerate(verdicts) if n % 7] == [DELIVERED] * (200 - len(calls[::7]))
-        received = [int(line) for line in running.notes("received")]
-        assert sorted(received, key=lambda n: (n // 4, n)) == sorted(received)
-        assert await running.deliver("last") == DELIVERED
+def test_a_slow_import_delays_calls_and_no_other_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    code = "import time\nfrom tests.support.odd_handlers import plain as send\ntime.sleep(0.5)\n"
+    (tmp_path / "slow_shop_of_tests.py").write_text(code)
+    monkeypatch.setattr(module, "IMPORT_SECONDS", 0.1)
+    began = time.monotonic()
+    with python_sink("slow_shop_of_tests:send") as running:
+        call = running.begin("fine")
+        assert not running.sink.completed(0.0)
+        assert time.monotonic() - began < 0.4
+        assert running.sink.fault == "handler slow_shop_of_tests:send is being imported"
+        assert running.end(call) == [DELIVERED]
+    sys.modules.pop("slow_shop_of_tests")

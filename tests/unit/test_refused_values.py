@@ -55,36 +55,6 @@ def test_what_is_in_the_environment_is_named_by_its_variable(tmp_path: Path) -> 
     assert CANARY not in ended.err
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        '"linger.ms" = 5.5',
-        '"socket.keepalive.enable" = true',
-        '"sasl.password" = "CANARY7"',
-        '"delivery.report.only.error" = "false"',
-        '"delivery.report.only.error" = 0',
-        '"enable.idempotence" = "true "',
-        '"batch.size" = "500000"',
-    ],
-)
-def test_other_values_are_no_problem(tmp_path: Path, setting: str) -> None:
-    file = tmp_path / "relay.toml"
-    file.write_text(TEXT.format(setting=setting))
-    ended = inside("check", "-c", file, "--dsn", "host=127.0.0.1")
-    assert (ended.code, CANARY in ended.err) == (0, False)
-
-
-def test_a_variable_may_say_what_the_relay_sets_itself(tmp_path: Path) -> None:
-    """Goes red when librdkafka is asked about a value that never reaches it: it wants a bool, a variable is text."""
-    file = tmp_path / "relay.toml"
-    file.write_text(TEXT.format(setting=""))
-    ended = inside(
-        *("check", "-c", file, "--dsn", "host=127.0.0.1"),
-        OUTBOX_RELAY_SINKS__EVENTS__PRODUCER__DELIVERY_REPORT_ONLY_ERROR="false",
-    )
-    assert ended.code == 0
-
-
 def test_no_library_is_loaded_for_a_check(tmp_path: Path) -> None:
     """Goes red when the value of a setting that names a library is tried, which loads it: this one is missing."""
     file = tmp_path / "relay.toml"

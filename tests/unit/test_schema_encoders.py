@@ -18,11 +18,10 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message_factory import GetMessageClass
 
-from outbox_relay.sinks.kafka import encoder_base
-from outbox_relay.sinks.kafka.call import Encoder
-from outbox_relay.sinks.kafka.encoder_base import FoundSchema
-from outbox_relay.sinks.kafka.event_schemas import SchemaUnusable
-from outbox_relay.sinks.kafka.schema_encoders import Format, encoders_of, make_encoder
+from outbox_relay.sinks.kafka import encoders
+from outbox_relay.sinks.kafka.delivery import Encoder
+from outbox_relay.sinks.kafka.encoders import MAX_DEPTH, Format, FoundSchema, is_too_deep, make_encoder
+from outbox_relay.sinks.kafka.schemas import SchemaUnusable
 from tests.support.apicurio import AVRO, JSON_SCHEMA, protobuf
 
 SECRET = "a-secret-of-the-event"
@@ -45,7 +44,7 @@ def text_of(form: Format) -> str:
 
 def encoder(form: Format, text: str | None = None) -> Encoder:
     found = FoundSchema(registered(text or text_of(form), form), {})
-    return make_encoder(encoders_of(form), "orders-value", "shop.Order" if form == "protobuf" else None, found)
+    return make_encoder(form, "orders-value", "shop.Order" if form == "protobuf" else None, found)
 
 
 class OneSchema:
@@ -141,7 +140,7 @@ def test_payload_in_another_encoding_is_refused(form: Format) -> None:
 
 
 def test_event_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoder_base, "MAX_SECONDS", -1.0)
+    monkeypatch.setattr(encoders, "MAX_SECONDS", -1.0)
     with pytest.raises(ValueError, match=r"takes longer than .* to encode in the schema of subject orders-value"):
         encoder("json").encode("orders", b'{"n": 1}')
 
@@ -163,7 +162,7 @@ def test_payload_that_is_nested_deeply_ends_no_process(form: Format) -> None:
         "json": {"type": "object", "properties": {"next": {"$ref": "#"}}, "additionalProperties": False},
     }.get(form)
     text = json.dumps(schema) if schema else nested_file()
-    made = make_encoder(encoders_of(form), "nested", None, FoundSchema(registered(text, form), {}))
+    made = make_encoder(form, "nested", None, FoundSchema(registered(text, form), {}))
     assert made.encode("nested", b'{"next":' * 20 + b"{}" + b"}" * 20)
     for depth in (100, 500_000):
         with pytest.raises(ValueError, match="more than 100 arrays and objects"):
@@ -202,10 +201,14 @@ def test_schema_that_cannot_be_resolved_is_blamed_and_makes_no_request(
 
 
 @pytest.mark.parametrize(
-    "root_id", [None, "https://shop.example/schemas/cart.json", "/schemas/cart.json", "urn:shop:cart"]
+    ("root_id", "item_id", "draft"),
+    [
+        (None, None, None),
+        ("https://shop.example/schemas/cart.json", "item.json", "http://json-schema.org/draft-07/schema#"),
+        ("/schemas/cart.json", "https://shop.example/schemas/parts/item.json", None),
+        ("urn:shop:cart", None, "http://json-schema.org/draft-07/schema#"),
+    ],
 )
-@pytest.mark.parametrize("item_id", [None, "https://shop.example/schemas/parts/item.json", "item.json"])
-@pytest.mark.parametrize("draft", ["http://json-schema.org/draft-07/schema#", None])
 def test_references_of_json_are_relative_to_the_id(root_id: str | None, item_id: str | None, draft: str | None) -> None:
     """As with Confluent's serializer for Java: to that of the schema that refers to them, if it has one."""
 
@@ -221,7 +224,7 @@ def test_references_of_json_are_relative_to_the_id(root_id: str | None, item_id:
         ("item", 1): registered(item, "json", [SchemaReference("number.json", "number", 2)]),
         ("number", 2): registered(number, "json"),
     }
-    made = make_encoder(encoders_of("json"), "cart", None, FoundSchema(root, references))
+    made = make_encoder("json", "cart", None, FoundSchema(root, references))
     assert made.encode("cart", b'{"items": [{"n": 1}]}') == PREFIX + b'{"items": [{"n": 1}]}'
     with pytest.raises(ValueError, match=r"field items\[0\]\.n should be integer"):
         made.encode("cart", b'{"items": [{"n": "x"}]}')
@@ -231,29 +234,27 @@ def test_references_are_resolved() -> None:
     item = registered('{"type": "record", "name": "shop.Item", "fields": [{"name": "n", "type": "int"}]}', "avro")
     text = '{"type": "record", "name": "shop.Cart", "fields": [{"name": "a", "type": "shop.Item"}]}'
     root = registered(text, "avro", [SchemaReference("shop.Item", "item", 3)])
-    made = make_encoder(encoders_of("avro"), "cart", None, FoundSchema(root, {("item", 3): item}))
+    made = make_encoder("avro", "cart", None, FoundSchema(root, {("item", 3): item}))
     assert made.encode("cart", b'{"a": {"n": 2}}') == PREFIX + b"\x04"
     item = registered('{"type": "integer"}', "json")
     root = registered('{"properties": {"n": {"$ref": "n.json"}}}', "json", [SchemaReference("n.json", "n", 3)])
-    made = make_encoder(encoders_of("json"), "cart", None, FoundSchema(root, {("n", 3): item}))
+    made = make_encoder("json", "cart", None, FoundSchema(root, {("n", 3): item}))
     with pytest.raises(ValueError, match="field n should be integer"):
         made.encode("cart", b'{"n": "x"}')
 
 
 def test_message_is_named_or_the_first_of_its_file() -> None:
     text = text_of("protobuf")
-    first = make_encoder(encoders_of("protobuf"), "orders-value", None, FoundSchema(registered(text, "protobuf"), {}))
+    first = make_encoder("protobuf", "orders-value", None, FoundSchema(registered(text, "protobuf"), {}))
     assert first.encode("orders", b'{"x": "y"}') == PREFIX + b"\x00" + b"\n\x01y"
     with pytest.raises(SchemaUnusable, match=r"has no message shop\.Missing"):
-        make_encoder(
-            encoders_of("protobuf"), "orders-value", "shop.Missing", FoundSchema(registered(text, "protobuf"), {})
-        )
+        make_encoder("protobuf", "orders-value", "shop.Missing", FoundSchema(registered(text, "protobuf"), {}))
 
 
 def test_file_that_is_not_in_serialized_form_is_named() -> None:
     for text in ('syntax = "proto3"; message A {}', "AAAA"):
         with pytest.raises(SchemaUnusable, match=r"subject orders-value: .* not in serialized form"):
-            make_encoder(encoders_of("protobuf"), "orders-value", None, FoundSchema(registered(text, "protobuf"), {}))
+            make_encoder("protobuf", "orders-value", None, FoundSchema(registered(text, "protobuf"), {}))
 
 
 def test_googles_types_are_known() -> None:
@@ -268,4 +269,22 @@ def test_googles_types_are_known() -> None:
 
 
 def encoder_of(text: str) -> Encoder:
-    return make_encoder(encoders_of("protobuf"), "t-value", None, FoundSchema(registered(text, "protobuf"), {}))
+    return make_encoder("protobuf", "t-value", None, FoundSchema(registered(text, "protobuf"), {}))
+
+
+@pytest.mark.parametrize("begin", ["[", '{"a":'])
+def test_depth_is_that_of_arrays_and_objects_in_each_other(begin: str) -> None:
+    assert not is_too_deep(begin * MAX_DEPTH)
+    assert is_too_deep(begin * (MAX_DEPTH + 1))
+
+
+@pytest.mark.parametrize("text", ["[]," * 1000, r'"\"' + "[" * 1000 + '"', '"' + "{" * 1000])
+def test_neighbours_and_texts_do_not_count(text: str) -> None:
+    assert not is_too_deep(f"[{text}")
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("piece", ['"', '\\"', "[]"])
+def test_time_to_judge_the_depth_is_linear(piece: str) -> None:
+    """Goes red if a text without an end is searched from each of its quotes: that takes minutes."""
+    is_too_deep("[" + "[]" * 200 + piece * 500_000)

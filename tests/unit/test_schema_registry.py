@@ -5,15 +5,15 @@ from __future__ import annotations
 import base64
 import json
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from outbox_relay.sinks.kafka.call import Encoder
-from outbox_relay.sinks.kafka.event_schemas import SchemasUnavailable, SchemaUnusable, Subject
+from outbox_relay.sinks.kafka.delivery import Encoder
 from outbox_relay.sinks.kafka.registry import MAX_THREADS, RegistryOptions, SchemaRegistry
+from outbox_relay.sinks.kafka.schemas import SchemasUnavailable, SchemaUnusable, Subject
 from tests.support.apicurio import AVRO
 from tests.support.receiver.certificates import Authority
 from tests.support.registry_server import RegistryServer
@@ -35,14 +35,8 @@ def registry(server: RegistryServer, **options: object) -> SchemaRegistry:
     return SchemaRegistry(RegistryOptions(server.url, "avro", **options))  # type: ignore[arg-type]
 
 
-def never() -> bool:
-    return False
-
-
-def ask(
-    asked: SchemaRegistry, subject: Subject = SUBJECT, seconds: float = 10.0, cancelled: Callable[[], bool] = never
-) -> Encoder | SchemaUnusable:
-    [(_, answer)] = asked.read([subject], seconds, cancelled)
+def ask(asked: SchemaRegistry, subject: Subject = SUBJECT, seconds: float = 10.0) -> Encoder | SchemaUnusable:
+    [(_, answer)] = asked.read([subject], seconds)
     return answer
 
 
@@ -78,7 +72,7 @@ def test_password_file_is_read_at_each_time(server: RegistryServer, tmp_path: Pa
         ask(asked)
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 406, 429, 500, 503])
+@pytest.mark.parametrize("status", [401, 429, 503])
 def test_registry_that_cannot_answer_is_unavailable(server: RegistryServer, status: int) -> None:
     server.status, server.body = status, {"error_code": 1, "message": SECRET}
     with pytest.raises(SchemasUnavailable, match=f"HTTP status {status}$"):
@@ -92,7 +86,7 @@ def test_redirect_is_not_followed(server: RegistryServer) -> None:
     assert server.paths == ["/subjects/orders-value/versions/latest"]
 
 
-@pytest.mark.parametrize(("status", "code"), [(404, 40401), (404, 40402), (404, 40403), (409, 409), (422, 42201)])
+@pytest.mark.parametrize(("status", "code"), [(404, 40401), (409, 409), (422, 42201)])
 def test_refused_subject_is_unusable_alone(server: RegistryServer, status: int, code: int) -> None:
     server.status, server.body = status, {"error_code": code, "message": SECRET}
     reason = str(ask(registry(server)))
@@ -100,6 +94,7 @@ def test_refused_subject_is_unusable_alone(server: RegistryServer, status: int, 
     assert reason.endswith(f"(HTTP status {status}, code {code})")
 
 
+@pytest.mark.fence("events are dead because a schema registry is down, moved, or no registry")
 @pytest.mark.parametrize("body", [b"<html>not found</html>", {"error_code": 50001}, {"error_code": "40401"}, {}, []])
 def test_other_server_than_a_registry_is_unavailable(server: RegistryServer, body: object) -> None:
     """Goes red if the status alone decides: with a wrong path in `url` all schemas would be missing."""
@@ -202,12 +197,6 @@ def test_answer_that_takes_too_long_is_not_awaited_and_few_requests_remain(
     assert encoded(asked)
 
 
-def test_withdrawn_call_does_not_wait(server: RegistryServer, released: threading.Event) -> None:
-    server.pieces = partial(trickle, released)
-    with pytest.raises(SchemasUnavailable):
-        ask(registry(server, timeout_seconds=10.0), seconds=600, cancelled=lambda: True)
-
-
 def test_silent_registry_is_unavailable_after_the_time_limit_of_a_request(
     server: RegistryServer, released: threading.Event
 ) -> None:
@@ -223,7 +212,7 @@ def test_silent_registry_is_unavailable_after_the_time_limit_of_a_request(
 def test_registry_that_is_not_there_is_unavailable() -> None:
     absent = SchemaRegistry(RegistryOptions("http://127.0.0.1:1/path", "avro"))
     with pytest.raises(SchemasUnavailable, match=r"schema registry http://127.0.0.1:1: no answer: Connection refused"):
-        list(absent.read([], 10, never))
+        list(absent.read([], 10))
 
 
 def test_next_address_is_asked_if_one_does_not_answer(server: RegistryServer) -> None:

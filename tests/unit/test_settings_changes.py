@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from outbox_relay.fields import fields, table
-from outbox_relay.settings import Settings, applied, load, merged, remade_sinks, restart_needed
-from outbox_relay.settings.changes import APPLIED_IN_PLACE, differing
+from outbox_relay.settings import Settings, applied, load, merged, restart_needed
+from outbox_relay.settings.changes import differing
 from outbox_relay.settings.problems import dotted
 from tests.support.own_models import SINKS
 from tests.support.settings_file import FILE, OTHER, SECRET, load_text
@@ -64,11 +64,10 @@ def test_what_a_reload_applies(tmp_path: Path, replaced: tuple[str, str]) -> Non
         (("shop.{type}", "other.{type}"), "sinks.events.topic"),
     ],
 )
-def test_a_sink_with_other_settings_is_made_again(tmp_path: Path, replaced: tuple[str, str], named: str) -> None:
+def test_settings_of_a_sink_are_applied(tmp_path: Path, replaced: tuple[str, str], named: str) -> None:
     old, new = changed(tmp_path, replaced, ('"payment.captured"', '"payment.made"'))
     assert named in [dotted(path) for path in applied(old, new)]
     assert restart_needed(old, new) == []
-    assert remade_sinks(old, new) == {named.split(".")[1]}
     assert differing(merged(old, new), new) == []
 
 
@@ -88,7 +87,6 @@ def test_what_takes_a_restart_is_named_with_its_place(tmp_path: Path, replaced: 
     assert line.endswith(f": {named}: needs a restart")
     assert not any(secret in line for secret in (SECRET, OTHER, "localhost", "hooks"))
     assert [dotted(path) for path in differing(merged(old, new), new)] == [named]
-    assert remade_sinks(old, new) == set()
 
 
 def test_the_claim_of_a_sink_takes_a_restart(tmp_path: Path) -> None:
@@ -121,9 +119,6 @@ def test_sinks_that_come_or_go_keep_the_routes_as_they_are(tmp_path: Path) -> No
     after = merged(old, added)
     assert (after.routes, after.sinks.keys()) == (old.routes, old.sinks.keys())
     assert "sinks.erp: was removed: needs a restart" in restart_needed(added, old)
-    kafka = '[sinks.crm]\ntype = "kafka"\ntopic = "t"\nproducer = { "bootstrap.servers" = "b:1" }\n'
-    old, other_type = changed(tmp_path, (webhook, kafka))
-    assert remade_sinks(old, other_type) == {"crm"}
 
 
 def test_every_setting_is_compared() -> None:
@@ -135,8 +130,3 @@ def test_every_setting_is_compared() -> None:
                 other = sink.model_copy(update={setting: object()})
                 new = example.model_copy(update={"sinks": {**example.sinks, name: other}})
                 assert [dotted(path[:3]) for path in differing(example, new)] == [f"sinks.{name}.{setting}"]
-
-
-def test_what_is_applied_exists() -> None:
-    for kind, settings in APPLIED_IN_PLACE.items():
-        assert set(fields(SINKS[kind])) >= settings

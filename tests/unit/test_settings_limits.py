@@ -8,9 +8,8 @@ import pytest
 
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.sink_limits import NO_LIMITS, SinkLimits
-from outbox_relay.service.build import build_specs
-from outbox_relay.settings import Settings, load, remade_sinks, restart_needed
-from outbox_relay.settings.changes import differing
+from outbox_relay.service.clients import build_specs
+from outbox_relay.settings import Settings, load
 
 FILE = """
 [database]
@@ -79,13 +78,3 @@ def test_kafka_has_no_requests_to_count(tmp_path: Path) -> None:
         "sinks.events.max_in_flight_total: has no meaning for Kafka, whose events are sent in batches: "
         "limit rate_per_second"
     )
-
-
-def test_a_reload_changes_limits_without_a_new_client_or_session(tmp_path: Path) -> None:
-    """Goes red when a changed limit makes another specification, for which a session drains its shards."""
-    old = settings(tmp_path)
-    new = settings(tmp_path, "rate_per_second = 9", "max_in_flight_total = 3\nspread_seconds = 1")
-    assert len(differing(old, new)) == 3
-    assert restart_needed(old, new) == []
-    assert remade_sinks(old, new) == set()
-    assert build_specs(old) == build_specs(new)

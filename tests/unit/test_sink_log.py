@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import Attempt
-from outbox_relay.relay.sink_log import MOST_PARTS, SinkLog
+from outbox_relay.relay.report import SinkLog
 from tests.support.logs import RecordedLog
 
 
@@ -30,16 +29,6 @@ def test_the_circuit_has_a_line_when_it_opens_and_when_it_closes() -> None:
     ]
 
 
-def test_throttling_has_a_line_when_it_begins_and_when_it_is_over() -> None:
-    log, sink = a_log()
-    for limit in (None, 32, 16, 17, None):
-        sink.limit(limit)
-    assert log.lines == [
-        ("warning", "sink.throttled", {"sink": "crm", "in_flight_limit": 32}),
-        ("info", "sink.unthrottled", {"sink": "crm"}),
-    ]
-
-
 def test_parts_have_a_line_when_they_are_in_trouble_and_when_that_is_over() -> None:
     log, sink = a_log()
     sink.troubles({})
@@ -56,28 +45,12 @@ def test_parts_have_a_line_when_they_are_in_trouble_and_when_that_is_over() -> N
     ]  # fmt: skip
 
 
-def test_a_line_names_a_bounded_number_of_parts() -> None:
-    log, sink = a_log()
-    sink.troubles({f"topic {n}": "unknown" for n in range(MOST_PARTS + 3)})
-    [(_, values)] = log.warnings
-    assert values["left_out"] == 3
-    assert len(values["parts"]) == MOST_PARTS == values["reason"].count("unknown")
-
-
 def test_dead_events_are_named_at_a_limited_rate_without_what_the_destination_said() -> None:
     log, sink = a_log()
     sink.dead(an_event("uid-1"), 422, Attempt("http_422", answer="no such customer"))
     for n in range(1000):
         sink.dead(an_event(f"uid-{n}"), 422, None)
     assert log.lines == [("warning", "event.dead", {"sink": "crm", "uid": "uid-1", "reason": "http_422"})]
-
-
-def test_a_dead_event_of_a_trace_is_named_with_it() -> None:
-    for parent, named in (("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", True), ("canary", False)):
-        log, sink = a_log()
-        sink.dead(an_event("uid-1", json.dumps({"traceparent": parent})), 422, None)
-        trace = {"trace_id": "0af7651916cd43dd8448eb211c80319c"} if named else {}
-        assert log.warnings == [("event.dead", {"sink": "crm", "uid": "uid-1", **trace, "reason": "status 422"})]
 
 
 def test_the_reason_of_a_dead_event_is_the_most_precise_class_that_is_known() -> None:
@@ -88,9 +61,3 @@ def test_the_reason_of_a_dead_event_is_the_most_precise_class_that_is_known() ->
         [(_, values)] = log.warnings
         reasons.append(values["reason"])
     assert reasons == ["refused", "status 422", "timeout"]
-
-
-def test_a_pause_has_its_reason() -> None:
-    log, sink = a_log()
-    sink.paused("answered 410 Gone")
-    assert log.lines == [("warning", "sink.paused", {"sink": "crm", "reason": "answered 410 Gone"})]

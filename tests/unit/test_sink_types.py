@@ -1,27 +1,23 @@
-"""The door for types of sinks: what is found, what is refused, and what no message repeats."""
+"""The types of sinks: what is found, what is refused, and what no message repeats."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-import tomllib
 from collections.abc import Generator
-from importlib.metadata import entry_points
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 
 from outbox_relay import settings
-from outbox_relay.domain import file_reading
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.settings import Settings
 from outbox_relay.settings.effective import effective, recorded, shown
-from outbox_relay.sinks import door
-from outbox_relay.sinks.door import GROUP, OWN
+from outbox_relay.sinks import types
 from tests.support.command import Ended, inside
 from tests.support.plugin_package import on_path, write_plugin
-from tests.support.wait import until
 
 ROOT = Path(__file__).parents[2]
 CANARY = "canary-7f3a91"
@@ -59,10 +55,10 @@ def check(tmp_path: Path, kind: str, *lines: str) -> Ended:
     return inside("check", "-c", config(tmp_path, kind, *lines))
 
 
-def test_own_types_are_registered_as_those_of_plugins_are() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["entry-points"][GROUP] == OWN
-    assert {each.name: each.value for each in entry_points(group=GROUP) if each.name in OWN} == OWN
+@pytest.mark.parametrize("kind", types.BUILTIN)
+def test_a_builtin_type_has_a_model_and_a_maker(kind: str) -> None:
+    assert types.sink_type(kind) is types.sink_type(kind)
+    assert callable(resolve_name(types.BUILTIN[kind][1]))
 
 
 def test_an_unknown_type_is_answered_with_the_nearest_name_and_the_installed_plugins(
@@ -88,14 +84,14 @@ def test_a_package_does_not_replace_a_type_of_the_relay(tmp_path: Path, packages
     write_plugin(packages, "python", f"Path({str(tmp_path / 'imported')!r}).touch()")
     assert type(load(tmp_path, "python", 'handler = "a:b"').sinks["crm"]) is settings.PythonSettings
     assert not (tmp_path / "imported").exists()
-    assert door.plugins() == {}
+    assert types.plugins() == {}
 
 
 MISFITS = {
     "no module": (
         "raise ImportError('no module named natz')",
         "Good",
-        "raised ImportError at packages/plugin_nats.py:37: no module named natz",
+        "raised ImportError at packages/plugin_nats.py:33: no module named natz",
     ),
     "no name": ("", "Missing", "AttributeError"),
     "raises": (
@@ -104,16 +100,14 @@ MISFITS = {
         "cannot be imported: plugin_nats:Good raised RuntimeError at ",
     ),
     "exits": ("sys.exit(0)", "Good", "cannot be imported: plugin_nats:Good raised SystemExit at "),
-    "syntax": ("def", "Good", "cannot be imported: plugin_nats:Good raised SyntaxError"),
     "no class": ("thing = 3", "thing", "does not fit: its entry point names no class"),
     "no version": ("class A(Good): API_VERSION = None", "A", "has no API_VERSION, a number; this relay has 1"),
     "newer": ("class A(Good): API_VERSION = 2", "A", "written for version 2 of the interface, and this relay has 1"),
     "older": ("class A(Good): API_VERSION = 0", "A", "this relay has 1: upgrade the plug-in"),
     "no model": ("class A(Good): Settings = BaseModel", "A", "A.Settings is no model that extends PluginSettings"),
-    "no check": ("class A(Good): check = None", "A", "A has no async method check"),
-    "not async": ("class A(Good):\n    def deliver(self, a, b, c): ...", "A", "A has no async method deliver"),
-    "open": ("class A(Good):\n    def open(self): ...", "A", "A has no async method open"),
-    "arguments": ("class A(Good):\n    async def deliver(self, a): ...", "A", "A.deliver should take a batch"),
+    "no method": ("class A(Good): deliver = None", "A", "A has no method deliver"),
+    "async": ("class A(Good):\n    async def check(self): ...", "A", "A.check is asynchronous: it is called in"),
+    "arguments": ("class A(Good):\n    def deliver(self, a): ...", "A", "A.deliver should take events and a deadline"),
     "made": ("class A(Good):\n    def __init__(self): ...", "A", "should be called with its settings and a context"),
 }
 
@@ -258,32 +252,6 @@ def differing(one: Settings, other: Settings) -> list[str]:
     """Return the settings of the sink whose recorded values differ."""
     old, new = recorded(one, b"key"), recorded(other, b"key")
     return [name.removeprefix("sinks.crm.") for name in old if old[name] != new[name]]
-
-
-def test_a_module_that_does_not_end_its_import_is_named(
-    tmp_path: Path, packages: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(file_reading, "READ_SECONDS", -0.5)  # half a second in all
-    go = tmp_path / "go"
-    write_plugin(packages, "nats", f"while not Path({str(go)!r}).exists(): time.sleep(0.01)")
-    reader = file_reading.FileReader()
-    try:
-        with pytest.raises(
-            ConfigurationError, match=r'the plug-in "nats" of plugin-nats 1\.0: could not be read within'
-        ):
-            reader.call(lambda: load(tmp_path, "nats"))
-    finally:
-        go.touch()
-        until(lambda: not reader.__dict__["_turn"].locked(), seconds=20, what="the import ends")
-
-
-def test_a_reload_makes_the_sink_again_for_any_setting_of_its_plugin(tmp_path: Path, packages: Path) -> None:
-    """Goes red when a plug-in's settings are taken for those of webhooks that are applied in place."""
-    write_plugin(packages, "nats", "class B(Settings):\n    headers: str = ''\nclass A(Good):\n    Settings = B", "A")
-    old = load(tmp_path, "nats")
-    assert settings.remade_sinks(old, load(tmp_path, "nats", 'headers = "x"')) == {"crm"}
-    assert settings.remade_sinks(old, load(tmp_path, "nats", 'start = "now"')) == set()
-    assert settings.remade_sinks(old, load(tmp_path, "python", 'handler = "a:b"')) == {"crm"}
 
 
 def test_a_file_with_the_secret_of_a_plugin_is_reported_if_others_can_read_it(tmp_path: Path, packages: Path) -> None:

@@ -29,7 +29,7 @@ from outbox_relay.ui.access import (
     TrustedProxy,
     read_networks,
 )
-from outbox_relay.ui.guard import BODY_BYTES, HEADERS, USER, Guard, host_names, is_loopback
+from outbox_relay.ui.guard import BODY, BODY_BYTES, HEADERS, USER, Guard, host_names, is_loopback
 from outbox_relay.ui.users import FileContent, User, read_tokens, read_users
 from tests.support.passwords import basic, quick_hash
 
@@ -43,7 +43,8 @@ HASH = quick_hash("correct horse")
 
 
 async def _answer(request: Request) -> Response:
-    await request.body()
+    if request.method == "POST":
+        assert isinstance(request.scope[BODY], bytes)
     return PlainTextResponse(request.scope[USER].name)
 
 

@@ -18,8 +18,7 @@ from outbox_relay.formats.signatures import parse_key
 from outbox_relay.settings import load, warnings
 from outbox_relay.settings.secrets import read_secrets
 from outbox_relay.sinks.webhook.request import Credentials, Request, RequestFormat, make_request
-from outbox_relay.sinks.webhook.response import NoResponse, Response
-from outbox_relay.sinks.webhook.results import ResponsePolicy, verdict
+from outbox_relay.sinks.webhook.results import NoResponse, Response, ResponsePolicy, verdict
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "webhooks.md").read_text(encoding="utf-8")
@@ -120,7 +119,6 @@ OUTCOMES: dict[str, list[Response | NoResponse]] = {
     "no name": [
         NoResponse(code, sent=False, reason="-") for code in ("dns_error", "tls_error", "ssrf_blocked", "proxy_error")
     ],
-    "none, because": [NoResponse("relay_exhausted", sent=sent, reason="-") for sent in (False, True)],
 }
 
 
@@ -137,8 +135,6 @@ def test_table_of_answers_is_true(row: list[str]) -> None:
                 said = ("is dead at once", "")
             case Unavailable(throttled=True):
                 said = ("waits", "its circuit opens at once")
-            case Unavailable(part=str()):
-                said = ("waits", "continues")
             case Unavailable(gone=True):
                 said = ("waits", "is paused")
             case Unavailable():

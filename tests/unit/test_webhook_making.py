@@ -1,4 +1,4 @@
-"""Webhook sinks from settings: what they share, and what a reload changes."""
+"""Webhook sinks from settings: what they share, and what they are made with."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outbox_relay.service.own_addresses import OwnAddresses
 from outbox_relay.service.webhooks import Webhooks, unreadable
 from outbox_relay.settings import Settings, load
 from outbox_relay.sinks.contract.handing import an_event, soon
-from outbox_relay.sinks.webhook import WebhookSink
+from outbox_relay.sinks.posting import Client
 from tests.support.receiver import Receiver
 from tests.support.receiver.certificates import Authority
 
@@ -44,7 +44,7 @@ def show(directory: Path, certificate: tuple[Path, Path]) -> None:
         (directory / name).write_bytes(path.read_bytes())
 
 
-async def deliver(sink: WebhookSink, receiver: Receiver) -> bool:
+async def deliver(sink: Client, receiver: Receiver) -> bool:
     """Return whether one event arrives and its signature verifies."""
     await sink.open()
     verdicts = await sink.deliver([an_event()], soon())
@@ -52,51 +52,33 @@ async def deliver(sink: WebhookSink, receiver: Receiver) -> bool:
     return list(verdicts) == [DELIVERED] and receiver.requests[-1].problem is None
 
 
-async def test_a_reload_changes_secrets_and_certificates_of_all_who_share_them(tmp_path: Path) -> None:
+async def test_new_clients_use_the_secrets_and_certificates_that_the_files_have_now(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     (tmp_path / "secrets").write_text(SECRET)
     show(tmp_path, authority.client_files("unknown"))
     with Receiver(tls=authority.asks_for_certificate(), secrets=[OTHER]) as receiver:
         read = settings(tmp_path, receiver.url)
-        webhooks = Webhooks(read, OwnAddresses(read))
-        sinks = [webhooks.make(name) for name in ("a", "b")]
-        assert not await deliver(sinks[0], receiver)
+        before = Webhooks(read, OwnAddresses(read)).make("a").client
+        assert not await deliver(before, receiver)
         show(tmp_path, authority.client_files())
         (tmp_path / "secrets").write_text(OTHER)
-        webhooks.renew(await webhooks.read(read))
+        webhooks = Webhooks(read, OwnAddresses(read))
+        sinks = [webhooks.make(name).client for name in ("a", "b")]
         assert [await deliver(sink, receiver) for sink in sinks] == [True, True]
+        assert not await deliver(before, receiver), "it keeps what it was made with"
 
 
 @pytest.mark.parametrize("bad", ["secrets", "client.pem", "key.pem", "ca.pem"])
-async def test_a_reload_that_cannot_be_read_changes_nothing(tmp_path: Path, bad: str) -> None:
+def test_a_file_that_cannot_be_read_is_named_without_its_contents(tmp_path: Path, bad: str) -> None:
     authority = Authority(tmp_path)
     (tmp_path / "secrets").write_text(SECRET)
     show(tmp_path, authority.client_files())
-    with Receiver(tls=authority.asks_for_certificate(), secrets=[SECRET]) as receiver:
-        read = settings(tmp_path, receiver.url)
-        webhooks = Webhooks(read, OwnAddresses(read))
-        sink = webhooks.make("a")
-        (tmp_path / "secrets").write_text(OTHER)
-        (tmp_path / bad).write_text("hunter2")
-        with pytest.raises(ConfigurationError, match=rf"relay\.toml:2: sinks\.a: .*{bad}") as refused:
-            await webhooks.read(read)
-        assert "hunter2" not in str(refused.value)
-        assert any(bad in line for line in unreadable(read))
-        assert await deliver(sink, receiver)
-
-
-async def test_other_files_take_a_restart_and_disturb_no_reload(tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
-    (tmp_path / "secrets").write_text(SECRET)
-    show(tmp_path, authority.client_files())
-    with Receiver(tls=authority.asks_for_certificate(), secrets=[OTHER]) as receiver:
-        read = settings(tmp_path, receiver.url)
-        webhooks = Webhooks(read, OwnAddresses(read))
-        sink = webhooks.make("a")
-        (tmp_path / "key.pem").rename(tmp_path / "new.pem")
-        (tmp_path / "secrets").write_text(OTHER)
-        webhooks.renew(await webhooks.read(settings(tmp_path, receiver.url, key="new.pem", names=("a",))))
-        assert await deliver(sink, receiver)
+    read = settings(tmp_path, "https://crm.example.com")
+    (tmp_path / bad).write_text("hunter2")
+    with pytest.raises(ConfigurationError, match=rf"relay\.toml:2: sinks\.a: .*{bad}") as refused:
+        Webhooks(read, OwnAddresses(read)).make("a")
+    assert "hunter2" not in str(refused.value)
+    assert any(bad in line for line in unreadable(read))
 
 
 def test_a_sink_whose_files_are_missing_is_not_made(tmp_path: Path) -> None:

@@ -105,11 +105,11 @@ def test_a_listener_everywhere_is_on_the_loopback_address_too(tmp_path: Path, ur
         load(written(tmp_path, url, listen=listen), {})
 
 
-async def test_names_are_known_with_their_addresses(tmp_path: Path) -> None:
+def test_names_are_known_with_their_addresses(tmp_path: Path) -> None:
     own = OwnAddresses(load(written(tmp_path, "https://x.example", "host=localhost port=6000"), {}))
     assert set(own()) == {("localhost", 6000), ("127.0.0.1", 8080)}
     own.add("127.0.0.1", 43210)
-    await own.refresh()
+    own.refresh()
     assert {("localhost", 6000), ("127.0.0.1", 6000), ("127.0.0.1", 8080), ("127.0.0.1", 43210)} <= set(own())
 
 
@@ -121,24 +121,22 @@ def test_the_server_behind_a_pooler_is_the_relays_own_too(tmp_path: Path) -> Non
         load(written(tmp_path, "http://10.0.0.6:6000/", behind), {})
 
 
-async def test_a_name_that_is_not_found_keeps_its_last_addresses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_that_is_not_found_keeps_its_last_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = OwnAddresses(load(written(tmp_path, "https://x.example", "host=localhost port=6000"), {}))
-    await own.refresh()
+    own.refresh()
 
     def unknown(*_: object, **__: object) -> None:
         raise OSError("a name server that is down cannot be made here")
 
     before = set(own())
     monkeypatch.setattr("outbox_relay.service.own_addresses.socket.getaddrinfo", unknown)
-    await own.refresh()
+    own.refresh()
     assert set(own()) == before
 
 
-async def test_without_a_database_only_the_listener_is_known(tmp_path: Path) -> None:
+def test_without_a_database_only_the_listener_is_known(tmp_path: Path) -> None:
     path = tmp_path / "relay.toml"
     path.write_text('[database]\ndsn_file = "/nowhere"\n[http]\nlisten = "127.0.0.1:8080"')
     own = OwnAddresses(load(path, {}))
-    await own.refresh()
+    own.refresh()
     assert set(own()) == {("127.0.0.1", 8080)}

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox_relay.domain.outcomes import DELIVERED, Attempt, Failed, Refused, Unavailable, Verdict
-from outbox_relay.sinks.webhook.response import NoResponse, Response
-from outbox_relay.sinks.webhook.results import ResponsePolicy, retry_after_seconds, verdict
+from outbox_relay.sinks.webhook.results import NoResponse, Response, ResponsePolicy, retry_after_seconds, verdict
 
 NOW = 784_111_777.0
 """Sun, 06 Nov 1994 08:49:37 GMT, the date in the standard's examples."""

@@ -29,9 +29,8 @@ from tests.support.ports import free_port
 from tests.support.receiver import Receiver, Request
 from tests.support.receiver.answers import Behaviour, chosen, say
 from tests.support.receiver.certificates import Authority
-from tests.support.receiver.faults import close, hang
+from tests.support.receiver.faults import close
 from tests.support.receiver.signatures import SECRET, problem
-from tests.support.wait import auntil
 
 OTHER = "whsec_" + base64.b64encode(b"o" * 32).decode()
 TOKEN = "Bearer hunter2-canary/token"
@@ -121,19 +120,6 @@ async def test_an_event_whose_headers_cannot_be_read_is_refused(receiver: Receiv
     verdict = await delivered(sink_to(receiver.url), an_event(headers="[]"))
     assert verdict == Refused("the event's headers are not a JSON object of strings", attempt=Attempt("config_error"))
     assert receiver.connections == 0
-
-
-async def test_secrets_and_headers_change_between_requests(receiver: Receiver) -> None:
-    receiver.secrets = (OTHER,)
-    sink = sink_to(receiver.url)
-    await sink.open()
-    await sink.deliver([an_event()], soon())
-    sink.renew(Credentials([parse_key(OTHER)], {"x-tenant": "t"}))
-    await sink.deliver([an_event()], soon())
-    await sink.close()
-    before, after = receiver.requests
-    assert before.problem is not None
-    assert (after.problem, after.header("x-tenant"), after.connection) == (None, "t", before.connection)
 
 
 async def test_while_secrets_change_both_receivers_verify(receiver: Receiver) -> None:
@@ -247,23 +233,6 @@ async def test_an_answer_that_repeats_the_payload_is_left_out(receiver: Receiver
     assert found.attempt.answer == "[left out: it repeats the payload]"
 
 
-async def test_a_reset_makes_what_is_under_way_unavailable(receiver: Receiver) -> None:
-    receiver.answer = hang
-    sink = sink_to(receiver.url)
-    await sink.open()
-    under_way = asyncio.ensure_future(sink.deliver([an_event()], soon()))
-
-    async def arrived() -> bool:
-        return bool(receiver.requests)
-
-    await auntil(arrived, seconds=10, what="the request has arrived")
-    await sink.reset()
-    assert await under_way == [Unavailable("the sink was reset")]
-    receiver.answer = say(204)
-    assert await sink.deliver([an_event()], soon()) == [DELIVERED]
-    await sink.close()
-
-
 def test_a_sink_shows_nothing_of_its_secrets(receiver: Receiver) -> None:
     credentials = Credentials([parse_key(SECRET)], {"authorization": TOKEN})
     endpoint = Endpoint(f"{receiver.url}?token=query-canary", lambda _: None)
@@ -339,20 +308,24 @@ def shaking_hands(context: ssl.SSLContext) -> Generator[int]:
                         secure.recv(1)
 
         thread.submit(accept)
-        yield listening.getsockname()[1]
-        listening.shutdown(socket.SHUT_RDWR)
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
 
 
 async def checked(port: int, tls: Tls) -> str | None:
     """Return the check of a sink with these files for this port."""
     endpoint = Endpoint(f"https://127.0.0.1:{port}/", lambda _: None, tls=tls.context())
-    return await WebhookSink("crm", endpoint, CREDENTIALS).check()
+    found = await WebhookSink("crm", endpoint, CREDENTIALS).check()
+    await asyncio.sleep(0)  # the event loop closes the connection in its next turn
+    return found
 
 
 class TestTls:
     """Certificates from files."""
 
-    async def test_a_client_certificate_is_shown_and_read_again(self, tmp_path: Path) -> None:
+    async def test_a_client_certificate_is_shown(self, tmp_path: Path) -> None:
         authority = Authority(tmp_path)
         first, first_key = authority.client_files()
         certificate, private = tmp_path / "certificate.pem", tmp_path / "key.pem"
@@ -360,14 +333,15 @@ class TestTls:
         certificate.write_bytes(unknown.read_bytes())
         private.write_bytes(unknown_key.read_bytes())
         tls = Tls(authority.certificate_file, certificate, private)
-        context = tls.context()
         with Receiver(tls=authority.asks_for_certificate()) as receiver:
-            sink = WebhookSink("crm", Endpoint(receiver.url, lambda _: None, tls=context), CREDENTIALS)
-            assert not isinstance(await delivered(sink), type(DELIVERED))
+
+            def sink() -> WebhookSink:
+                return WebhookSink("crm", Endpoint(receiver.url, lambda _: None, tls=tls.context()), CREDENTIALS)
+
+            assert not isinstance(await delivered(sink()), type(DELIVERED))
             certificate.write_bytes(first.read_bytes())
             private.write_bytes(first_key.read_bytes())
-            sink.renew(CREDENTIALS, tls.context())
-            assert await delivered(sink) is DELIVERED
+            assert await delivered(sink()) is DELIVERED
             assert receiver.requests[0].peer["subject"]
 
     def test_a_key_may_stand_in_the_same_file(self, tmp_path: Path) -> None:
@@ -414,3 +388,15 @@ def _locked() -> bytes:
 
 
 LOCKED = _locked()
+
+
+@pytest.mark.fence("a webhook gets its connection too late")
+async def test_a_request_that_is_ready_to_be_sent_too_late_is_not_sent(receiver: Receiver) -> None:
+    """The thread may stand still between the look at the clock and the connection: here, as it judges addresses."""
+    sink = WebhookSink("crm", Endpoint(receiver.url, lambda _: time.sleep(0.3)), CREDENTIALS)
+    await sink.open()
+    [late] = await sink.deliver([an_event()], time.monotonic() + 0.2)
+    assert isinstance(late, Unavailable)
+    assert receiver.requests == []
+    assert await sink.deliver([an_event()], soon()) == [DELIVERED]
+    await sink.close()

@@ -239,13 +239,13 @@ async def test_case_24_the_name_of_the_database_is_looked_up(names: Names) -> No
     with Receiver() as receiver:
         read = settings(receiver.url, dsn=f"postgresql://relay@database.test:{receiver.port}/shop")
         own_addresses = OwnAddresses(read)
-        await own_addresses.refresh()
+        own_addresses.refresh()
         assert_blocked(await _through(Webhooks(read, own_addresses)))
         assert receiver.connections == 0
 
 
 async def _through(webhooks: Webhooks) -> Verdict:
-    sink = webhooks.make("crm")
+    sink = webhooks.make("crm").client
     await sink.open()
     try:
         return await verdict(sink)

@@ -10,7 +10,7 @@ import pytest
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import DELIVERED, Unavailable
 from outbox_relay.sinks.contract.handing import an_event
-from outbox_relay.sinks.webhook import pool, resolver
+from outbox_relay.sinks.webhook import client, resolver
 from tests.support.connect_proxy import proxying
 from tests.support.names import NO_SUCH_NAME, SERVER_FAILED, Answer, Names
 from tests.support.receiver import Receiver
@@ -108,7 +108,7 @@ async def test_case_28_twenty_dead_names_do_not_delay_a_healthy_one(names: Names
 
 async def test_requests_in_constant_use_follow_a_name_that_moves(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both receivers go on answering: only the age of the connection makes the sink look the name up again."""
-    monkeypatch.setattr(pool, "AGE_SECONDS", 0.3)
+    monkeypatch.setattr(client, "AGE_SECONDS", 0.3)
     monkeypatch.setattr(resolver, "KEPT_SECONDS", 0.0)
     names.say(NAME, ["127.0.0.1"])
     with Receiver() as blue, Receiver(host="127.0.0.2", port=blue.port) as green:
@@ -128,7 +128,7 @@ async def test_requests_in_constant_use_follow_a_name_that_moves(names: Names, m
 
 
 async def test_a_connection_through_a_proxy_has_a_greatest_age_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "AGE_SECONDS", 0.3)
+    monkeypatch.setattr(client, "AGE_SECONDS", 0.3)
     with Receiver() as receiver:
         async with proxying() as proxy, sending(receiver.url, proxy=proxy.url) as sink:
 

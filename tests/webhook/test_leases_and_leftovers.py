@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 import pytest
@@ -10,8 +9,8 @@ import pytest
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.sinks.webhook import connection, resolver
 from outbox_relay.sinks.webhook.client import HttpClient
-from outbox_relay.sinks.webhook.proxy import Proxy
-from outbox_relay.sinks.webhook.response import NoResponse, Response
+from outbox_relay.sinks.webhook.connector import Proxy
+from outbox_relay.sinks.webhook.results import NoResponse, Response
 from tests.support.connect_proxy import proxying
 from tests.support.names import Names
 from tests.support.receiver import Behaviour, Receiver
@@ -23,8 +22,6 @@ from tests.support.webhook_client import (
     BODY,
     HEADERS,
     LONG_SECONDS,
-    QUICK_SECONDS,
-    Gate,
     a_response,
     anywhere,
     no_response,
@@ -51,19 +48,6 @@ async def eventually_closed(receiver: Receiver) -> None:
         return receiver.open == 0
 
     await auntil(closed, seconds=10, what="nothing is open")
-
-
-async def test_a_lease_that_expires_while_no_connection_is_free_sends_nothing() -> None:
-    gate = Gate(say(200))
-    with Receiver(gate, secrets=()) as receiver:
-        async with posting(receiver.url, connections=1) as client:
-            first = asyncio.ensure_future(post(client))
-            second = asyncio.ensure_future(leased(client))
-            await asyncio.sleep(EXPIRED_SECONDS)
-            gate.is_open = True
-            assert a_response(await first).status == 200
-            no_response(await second, "withdrawn", sent=False)
-        assert len(receiver.requests) == 1
 
 
 async def test_a_lease_that_expires_while_the_name_is_looked_up_sends_nothing(names: Names) -> None:
@@ -101,14 +85,6 @@ async def test_a_request_that_is_sent_again_goes_to_an_address_that_is_judged_ag
             a_response(await post(client))
             no_response(await post(client), "ssrf_blocked", sent=True)
         assert inner.connections == 0
-
-
-async def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one() -> None:
-    with Receiver(in_turn(after(2 * QUICK_SECONDS, say(200)), say(500)), secrets=()) as receiver:
-        async with posting(receiver.url, connections=1) as client:
-            no_response(await post(client, seconds=QUICK_SECONDS), "read_timeout", sent=True)
-            assert a_response(await post(client)).status == 500
-        assert [request.connection for request in receiver.requests] == [1, 2]
 
 
 async def test_the_time_limit_of_one_body_does_not_cut_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,22 +129,8 @@ async def test_what_is_at_the_edge_of_what_is_read_hides_no_second_answer() -> N
 async def test_an_authorization_that_no_header_can_hold_is_not_sent_and_not_shown(value: str) -> None:
     with Receiver(secrets=()) as receiver:
         async with proxying() as proxy:
-            through = Proxy("127.0.0.1", proxy.port, lambda: value)
-            client = HttpClient(url=receiver.url, denied=anywhere, max_connections=1, proxy=through)
-            await client.open()
+            through = Proxy("127.0.0.1", proxy.port, value)
+            client = HttpClient(url=receiver.url, denied=anywhere, proxy=through)
             fault = no_response(await post(client), "internal", sent=False)
-            await client.close()
             assert proxy.heads == []
     assert "canary" not in repr(fault)
-
-
-async def test_a_client_that_is_closed_at_any_moment_leaves_nothing_open() -> None:
-    with Receiver(secrets=()) as receiver:
-        for moments in range(1, 30):
-            async with posting(receiver.url, connections=3) as client:
-                posts = [asyncio.ensure_future(post(client)) for _ in range(5)]
-                for _ in range(moments):
-                    await asyncio.sleep(0)
-            found = await asyncio.gather(*posts)
-            assert {each.code for each in found if isinstance(each, NoResponse)} <= {"withdrawn"}
-        await eventually_closed(receiver)

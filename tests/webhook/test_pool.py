@@ -9,24 +9,19 @@ from collections.abc import Callable
 
 import pytest
 
-from outbox_relay.sinks.webhook import connection, pool
+from outbox_relay.sinks.webhook import client as pool
 from outbox_relay.sinks.webhook.client import HttpClient
-from outbox_relay.sinks.webhook.exchange import Exchange
-from outbox_relay.sinks.webhook.response import Response
 from tests.support.receiver import Behaviour, Receiver, Request
 from tests.support.receiver.answers import chosen, head, in_turn, raw, say
 from tests.support.receiver.certificates import Authority
-from tests.support.receiver.faults import close, drip, hang, reset, stale, then
+from tests.support.receiver.faults import close, hang, reset, then
 from tests.support.wait import auntil
 from tests.support.webhook_client import (
-    BODY,
-    HEADERS,
     LATE_SECONDS,
     QUICK_SECONDS,
     Gate,
     a_response,
     no_response,
-    outcome,
     post,
     posting,
     trusting,
@@ -59,32 +54,10 @@ async def test_requests_one_after_the_other_use_one_connection() -> None:
         assert receiver.connections == 1
 
 
-async def test_no_more_connections_than_allowed_and_all_of_them_are_kept() -> None:
-    gate = Gate(say(200))
-    with Receiver(gate, secrets=()) as receiver:
-        async with posting(receiver.url, connections=5) as client:
-            posts = [asyncio.ensure_future(post(client)) for _ in range(20)]
-            await eventually(lambda: gate.waiting == 5, "five requests are under way")
-            assert receiver.connections == 5
-            gate.is_open = True
-            assert {a_response(found).status for found in await asyncio.gather(*posts)} == {200}
-            await asyncio.gather(*(post(client) for _ in range(5)))
-            assert receiver.connections == 5
-
-
-async def test_who_finds_no_connection_free_in_time_has_sent_nothing() -> None:
-    with Receiver(hang, secrets=()) as receiver:
-        async with posting(receiver.url, connections=1) as client:
-            first = asyncio.ensure_future(post(client, seconds=5))
-            await eventually(lambda: len(receiver.requests) == 1, "the first is under way")
-            no_response(await post(client, seconds=QUICK_SECONDS), "deadline", sent=False)
-            first.cancel()
-
-
 async def test_a_connection_that_is_kept_for_long_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "KEPT_SECONDS", 0.1)
     with Receiver(secrets=()) as receiver:
-        async with posting(receiver.url, connections=3) as client:
+        async with posting(receiver.url) as client:
             await asyncio.gather(*(post(client) for _ in range(3)))
             assert receiver.open == 3
             await eventually(lambda: receiver.open == 0, "the kept ones are closed")
@@ -116,12 +89,6 @@ async def test_only_once_is_it_sent_again() -> None:
         assert len(receiver.requests) == 3
 
 
-async def test_over_a_new_connection_nothing_is_sent_again() -> None:
-    with Receiver(close, secrets=()) as receiver:
-        no_response(await outcome(receiver.url), "disconnected", sent=True)
-        assert len(receiver.requests) == 1
-
-
 @pytest.mark.parametrize("end", [close, reset], ids=["closed", "reset"])
 async def test_after_a_byte_of_an_answer_nothing_is_sent_again(end: Behaviour) -> None:
     with Receiver(on_turn(2, then(raw(b"HTTP/1.1 200 OK\r\n"), end), say(200)), secrets=()) as receiver:
@@ -136,7 +103,7 @@ async def test_sending_again_does_not_meet_another_stale_connection() -> None:
     """All kept connections end when the next request comes over them; each request is answered all the same."""
     gate = Gate(say(200))
     with Receiver(on_turn(1, gate, close), secrets=()) as receiver:
-        async with posting(receiver.url, connections=8) as client:
+        async with posting(receiver.url) as client:
             first = [asyncio.ensure_future(post(client)) for _ in range(8)]
             await eventually(lambda: gate.waiting == 8, "eight are under way")
             gate.is_open = True
@@ -161,14 +128,6 @@ async def test_sending_again_to_nobody_may_have_been_processed_before() -> None:
             await eventually(lambda: len(receiver.requests) == 2, "the second has arrived")
             receiver.stop()
             assert no_response(await second, "connection_refused", sent=True)
-
-
-async def test_a_connection_that_the_receiver_closed_behind_the_answer_is_not_used_again() -> None:
-    with Receiver(stale, secrets=()) as receiver:
-        async with posting(receiver.url) as client:
-            for _ in range(5):
-                assert a_response(await post(client)).status == 200
-        assert len({request.connection for request in receiver.requests}) == 5
 
 
 async def test_what_comes_over_a_kept_connection_answers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +181,7 @@ async def test_a_storm_of_cancellations_takes_nothing_from_the_pool(authority: A
     noise = random.Random(1)
     gate = Gate(say(200))
     with Receiver(in_turn(*[hang, say(200)] * 100), secrets=(), tls=authority.good() if secure else None) as receiver:
-        async with posting(receiver.url, connections=5, tls=trusting(authority)) as client:
+        async with posting(receiver.url, tls=trusting(authority)) as client:
             for _ in range(20):
                 await asyncio.gather(*(cancelled_soon(client, noise) for _ in range(10)))
             await eventually(lambda: receiver.open <= 5, "the connections of cancelled requests are closed")
@@ -233,78 +192,3 @@ async def test_a_storm_of_cancellations_takes_nothing_from_the_pool(authority: A
             await eventually(lambda: receiver.open == 5, "no other is open")
             gate.is_open = True
             assert {a_response(found).status for found in await asyncio.gather(*posts)} == {200}
-
-
-async def test_a_reset_ends_what_is_under_way_and_nothing_of_it_is_sent_later() -> None:
-    with Receiver(hang, secrets=()) as receiver:
-        async with posting(receiver.url, connections=2) as client:
-            posts = [asyncio.ensure_future(post(client)) for _ in range(6)]
-            await eventually(lambda: len(receiver.requests) == 2, "two are under way, four wait")
-            await client.reset()
-            found = await asyncio.gather(*posts)
-            assert {(each.code, each.sent) for each in found if not isinstance(each, Response)} == {
-                ("withdrawn", True),
-                ("withdrawn", False),
-            }
-            receiver.answer = say(200)
-            assert a_response(await post(client)).status == 200
-        assert len(receiver.requests) == 3
-
-
-async def test_a_reset_while_a_connection_is_made_sends_nothing_over_it(authority: Authority) -> None:
-    """The handshake is held up until the transport was reset."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        async with posting(f"https://127.0.0.1:{listening.getsockname()[1]}/", tls=trusting(authority)) as client:
-            sent = asyncio.ensure_future(post(client))
-            accepted, _ = await asyncio.to_thread(listening.accept)
-            with accepted:
-                assert await asyncio.to_thread(accepted.recv, 1)
-                await client.reset()
-                assert no_response(await sent, "withdrawn", sent=False).seconds < LATE_SECONDS
-
-
-async def test_a_reset_at_any_moment_is_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also in the moment when a connection has just been made and the request has not been written to it."""
-    real = Exchange.begin_sending
-    too_late: list[bool] = []
-
-    def noted(exchange: Exchange) -> None:
-        withdrawn = exchange.withdrawn
-        real(exchange)
-        too_late.append(withdrawn)
-
-    monkeypatch.setattr(Exchange, "begin_sending", noted)
-    with Receiver(secrets=()) as receiver:
-        async with posting(receiver.url, connections=3) as client:
-            for moments in range(40):
-                posts = [asyncio.ensure_future(post(client)) for _ in range(3)]
-                for _ in range(moments):
-                    await asyncio.sleep(0)
-                await client.reset()
-                await asyncio.gather(*posts)
-                a_response(await post(client))
-    assert too_late
-    assert not any(too_late)
-
-
-async def test_a_body_under_way_does_not_hold_up_a_reset(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "BODY_SECONDS", 20.0)
-    with Receiver(drip(head(200, [("content-length", "1000")])), secrets=()) as receiver:
-        async with posting(receiver.url) as client:
-            sent = asyncio.ensure_future(client.post(HEADERS, BODY, 20))
-            await eventually(lambda: len(receiver.requests) == 1, "it has arrived")
-            await asyncio.sleep(0.05)  # the head of the answer is there, most likely; if not, less is shown
-            await client.reset()
-            found = await sent
-            assert found.seconds < LATE_SECONDS
-
-
-async def test_it_opens_again_after_it_was_closed() -> None:
-    with Receiver(secrets=()) as receiver:
-        async with posting(receiver.url) as client:
-            a_response(await post(client))
-            await client.close()
-            await client.close()
-            await eventually(lambda: receiver.open == 0, "nothing is kept")
-            await client.open()
-            a_response(await post(client))

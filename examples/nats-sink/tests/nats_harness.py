@@ -3,6 +3,7 @@
 # The types of nats-py are partially unknown.
 # pyright: reportUnknownMemberType=false
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from urllib.parse import unquote
 
@@ -55,15 +56,15 @@ class NatsHarness(PluginHarness):
         """Return the table of the sink."""
         return {"server": self._server.url, "stream": STREAM, "subject": "shop.{type}", "timeout_seconds": 5}
 
-    async def received(self) -> Sequence[Received]:
+    def received(self) -> Sequence[Received]:
         """Return the messages of the stream."""
-        return [received(message) for message in await messages(self._server)]
+        return [received(message) for message in asyncio.run(messages(self._server))]
 
-    async def break_destination(self) -> None:
+    def break_destination(self) -> None:
         """Kill the server."""
         self._server.kill()
 
-    async def mend_destination(self) -> None:
+    def mend_destination(self) -> None:
         """Start the server again, with its stream."""
         self._server.start()
 

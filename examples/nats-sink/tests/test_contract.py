@@ -1,9 +1,9 @@
 """The suite of outbox-relay, against a real server."""
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
-import pytest_asyncio
 
 from nats_harness import NatsHarness, make_stream
 from nats_server import NatsServer, require
@@ -20,11 +20,11 @@ def server() -> Iterator[NatsServer]:
     server.stop()
 
 
-@pytest_asyncio.fixture
-async def sink_harness(server: NatsServer) -> NatsHarness:
+@pytest.fixture
+def sink_harness(server: NatsServer) -> NatsHarness:
     """Return a harness with an empty stream."""
     server.start()
-    await make_stream(server, "shop.>")
+    asyncio.run(make_stream(server, "shop.>"))
     return NatsHarness(server)
 
 

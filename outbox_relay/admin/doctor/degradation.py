@@ -64,7 +64,7 @@ def examine_minutes(newest: float | None, uptime: float | None) -> Iterator[Find
         yield Finding(
             "history-missing", "ok", "not examined: whether the database becomes slower",
             f"a relay has been running for {duration(uptime or 0.0)}; history was last written: {last}",
-            "read the relays' logs for history.dropped",
+            "read the relays' logs for housekeeping.failed with the chore history",
         )  # fmt: skip
 
 

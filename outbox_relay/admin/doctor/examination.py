@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from outbox_relay.admin.alive import ALIVE_SECONDS
@@ -48,13 +48,13 @@ STATEMENTS: Sequence[tuple[str, Mapping[str, Any], Check]] = (
 """(name of the statement, parameters, check)"""
 
 
-async def doctor(store: Store, oldest_seconds: float = sinks.OLDEST_SECONDS) -> list[Finding]:
+def doctor(store: Store, oldest_seconds: float = sinks.OLDEST_SECONDS) -> list[Finding]:
     """Return the findings, worst first. A part that could not be read is named as unexamined.
 
     Raises ``DatabaseUnusable`` or ``DatabaseUnavailable`` if the state of the sinks cannot be read.
     """
-    found = await _or_failure(status(store))
-    numbering = await _rows(store, "doctor_numbering", {})
+    found = _or_failure(lambda: status(store))
+    numbering = _rows(store, "doctor_numbering", {})
     findings: list[Finding] = []
     if isinstance(found, StatementFailed):
         findings.append(_not_examined("sinks, relays and replays", str(found)))
@@ -63,42 +63,42 @@ async def doctor(store: Store, oldest_seconds: float = sinks.OLDEST_SECONDS) -> 
         findings += [_not_examined(each["part"], each["reason"]) for each in unanswered]
         findings += _checked("doctor_numbering", numbering, sinks.examine_numbering)
         findings += sinks.examine_relays(found, restored=any(each.id == "rebase-needed" for each in findings))
-        oldest = await _oldest(store, found, oldest_seconds)
+        oldest = _oldest(store, found, oldest_seconds)
         findings += sinks.examine_sinks(found, oldest_seconds, oldest)
         findings += sinks.examine_replays(found)
-    days = await _or_failure(store.retention_status(live=True))
+    days = _or_failure(lambda: store.retention_status(live=True))
     if isinstance(days, StatementFailed):  # the live query reads the log and can take too long
-        days = await _or_failure(store.retention_status(live=False))
+        days = _or_failure(lambda: store.retention_status(live=False))
     if isinstance(days, StatementFailed):
         findings.append(_not_examined(RETENTION, str(days)))
     else:
         findings += log.examine_retention(days)
         findings += log.examine_growth(days)
     known: Mapping[str, Any] = {} if isinstance(found, StatementFailed) else found
-    findings += await _examine(store, known.get("in_default_partition") or 0, alive=known.get("relays") != [])
+    findings += _examine(store, known.get("in_default_partition") or 0, alive=known.get("relays") != [])
     return worst_first(findings)
 
 
-async def _oldest(store: Store, found: Mapping[str, Any], oldest_seconds: float) -> Mapping[str, Any]:
+def _oldest(store: Store, found: Mapping[str, Any], oldest_seconds: float) -> Mapping[str, Any]:
     """Return the oldest event of each sink that is troubled, as far as the database answers in time."""
     oldest: dict[str, Any] = {}
     for name, sink in found["sinks"].items():
         if sinks.is_troubled(sink, oldest_seconds):
-            rows = await _rows(store, "doctor_oldest", {"sink": name})
+            rows = _rows(store, "doctor_oldest", {"sink": name})
             if not isinstance(rows, RelayError):
                 oldest[name] = rows[0]
     return oldest
 
 
-async def _or_failure(answer: Awaitable[T]) -> T | StatementFailed:
+def _or_failure(ask: Callable[[], T]) -> T | StatementFailed:
     """Return the answer, or the error if only its statement failed: it timed out, or met a lock."""
     try:
-        return await answer
+        return ask()
     except StatementFailed as error:
         return error
 
 
-async def _examine(store: Store, in_default: int, *, alive: bool) -> list[Finding]:
+def _examine(store: Store, in_default: int, *, alive: bool) -> list[Finding]:
     """Return the findings on shards, partitions and server. A statement that fails stops no other."""
 
     def shards(rows: Sequence[Any]) -> Iterable[Finding]:
@@ -119,14 +119,14 @@ async def _examine(store: Store, in_default: int, *, alive: bool) -> list[Findin
     )
     findings: list[Finding] = []
     for name, parameters, check in checks:
-        findings += _checked(name, await _rows(store, name, parameters), check)
+        findings += _checked(name, _rows(store, name, parameters), check)
     return findings
 
 
-async def _rows(store: Store, name: str, parameters: Mapping[str, Any]) -> Sequence[Any] | RelayError:
+def _rows(store: Store, name: str, parameters: Mapping[str, Any]) -> Sequence[Any] | RelayError:
     """Return the rows of a statement, or its error."""
     try:
-        return await store.named(name, parameters, STATEMENT_SECONDS)
+        return store.named(name, parameters, STATEMENT_SECONDS)
     except (DatabaseUnusable, DatabaseUnavailable, StatementFailed) as error:
         return error
 

@@ -31,7 +31,8 @@ def examine_schedules(found: Sequence[Any]) -> Iterator[Finding]:
         yield Finding(
             "schedule-late", "critical", "schedules are late",
             f"schedules: {listed([each.name for each in late])}; the oldest is {_lateness(late[0].late)}",
-            "read the logs of the relays for schedules.failed; relays of an earlier version fire no schedule",
+            "read the logs of the relays for housekeeping.failed with the chore schedules; relays of an earlier "
+            "version fire no schedule",
         )  # fmt: skip
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from outbox_relay.admin.config import is_known
 from outbox_relay.admin.doctor.finding import Finding
 from outbox_relay.admin.doctor.sinks import listed
 from outbox_relay.admin.text import duration
@@ -229,9 +228,14 @@ def examine_row_security(found: Sequence[Any]) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def _is_known(config: Mapping[str, Any] | None) -> bool:
+    """Return whether a relay has recorded its settings: not one with too many."""
+    return bool(config) and "too_large" not in config
+
+
 def examine_configurations(found: Sequence[Any]) -> Iterator[Finding]:
     """Yield a finding if relays run with different settings."""
-    known = [each for each in found if is_known(each.config)]
+    known = [each for each in found if _is_known(each.config)]
     for each in known:
         if refusal := each.config.get(REFUSAL):
             yield Finding(
@@ -247,7 +251,7 @@ def examine_configurations(found: Sequence[Any]) -> Iterator[Finding]:
         yield Finding(
             "relay-configurations", "warning", "relays run with different settings",
             f"settings: {listed(settings)}; relays: {listed(sorted(each.name for each in known))}",
-            "finish the rolling deployment, or run outbox-relay config diff with each file",
+            "finish the rolling deployment, or give all relays one file",
         )  # fmt: skip
 
 
@@ -256,7 +260,7 @@ def examine_poolers(found: Sequence[Any]) -> Iterator[Finding]:
     polling = [
         each.name
         for each in found
-        if is_known(each.config)
+        if _is_known(each.config)
         and each.config.get("database.pooler") == "transaction"
         and each.config.get("database.listen_dsn") is None
     ]

@@ -1,4 +1,4 @@
-"""The application of Django that installs, checks and shows schema outbox."""
+"""The application of Django that installs and checks schema outbox."""
 
 from __future__ import annotations
 

@@ -1,2 +1,2 @@
--- Those of these names that sinks had, with their new names; null: the sink was removed.
-select name, renamed_to from outbox.former_sink where name = any (%(sinks)s::text[])
+-- Those of these names that removed sinks had.
+select name from outbox.former_sink where name = any (%(sinks)s::text[])

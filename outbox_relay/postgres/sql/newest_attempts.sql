@@ -1,13 +1,10 @@
--- The newest recorded attempts of an event for each sink, oldest first. Those of a sink that was renamed since count for
--- its new name.
+-- The newest recorded attempts of an event for each sink, oldest first.
 select n.at, n.sink, n.number, n.relay, n.outcome, n.status, n.milliseconds, n.error, n.detail
   from (
     select r.*, row_number() over (partition by r.sink order by r.at desc, r.number desc) as place
       from (
-        select a.at, coalesce(f.renamed_to, a.sink) as sink, a.number, a.relay, a.outcome, a.status, a.milliseconds,
-               a.error, a.detail
+        select a.at, a.sink, a.number, a.relay, a.outcome, a.status, a.milliseconds, a.error, a.detail
           from outbox.attempts_of(%(uid)s::uuid) a
-          left join outbox.former_sink f on f.name = a.sink
       ) r
   ) n
  where n.place <= %(most)s::integer

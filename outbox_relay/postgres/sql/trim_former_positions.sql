@@ -16,5 +16,7 @@ with known as (
          limit %(most)s::integer
      ) p
      limit %(most)s::integer
+), removed as (
+    delete from outbox.progress p using gone g where p.sink = g.sink and p.seq = g.seq returning 1
 )
-delete from outbox.progress p using gone g where p.sink = g.sink and p.seq = g.seq
+select count(*) from removed

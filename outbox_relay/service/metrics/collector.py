@@ -74,6 +74,7 @@ class SnapshotCollector(Collector):
         yield _gauge(d.IN_FLIGHT, [((sink.name,), sink.in_flight) for sink in sinks])
         yield _gauge(d.IN_FLIGHT_LIMIT, [((sink.name,), sink.in_flight_limit) for sink in sinks])
         yield _gauge(d.LIMIT_WAITING, [((sink.name,), sink.limit_waiting) for sink in sinks])
+        yield _gauge(d.CALLS_HANGING, [((sink.name,), sink.calls_hanging) for sink in sinks])
         yield _gauge(d.SHARDS_OWNED, [((sink.name,), sink.shards) for sink in sinks])
 
     def _figures(self) -> Iterator[Metric]:

@@ -76,6 +76,10 @@ LIMIT_WAITING: Final = Definition(
     *("outbox_limit_waiting", "gauge", "", _SINK),
     "Calls in this process that wait for rate_per_second or max_in_flight_total of all relays.",
 )
+CALLS_HANGING: Final = Definition(
+    *("outbox_calls_hanging", "gauge", "", _SINK),
+    "Calls of handlers or plug-ins in this process that have outlasted their time limit and cannot be ended.",
+)
 SHARDS_OWNED: Final = Definition("outbox_shards_owned", "gauge", "", _SINK, "Shards that this process owns.")
 LEASE_LOST: Final = Definition(
     *("outbox_lease_lost_total", "counter", "", _SINK),
@@ -172,7 +176,16 @@ FIGURES: Final = (
 
 DEFINITIONS: Final = (
     *(DELIVERED, ATTEMPTS, ATTEMPT_SECONDS, END_TO_END, DEAD, CIRCUIT_STATE, IN_FLIGHT, IN_FLIGHT_LIMIT, LIMIT_WAITING),
-    *(SHARDS_OWNED, LEASE_LOST, SESSION_RESTARTS, TICK_SECONDS, READ_SECONDS, CLAIM_SECONDS, SETTLE_SECONDS),
+    *(
+        CALLS_HANGING,
+        SHARDS_OWNED,
+        LEASE_LOST,
+        SESSION_RESTARTS,
+        TICK_SECONDS,
+        READ_SECONDS,
+        CLAIM_SECONDS,
+        SETTLE_SECONDS,
+    ),
     SCHEDULES_FIRED,
     *FIGURES,
     *(FIGURES_AGE, FIGURES_FAILED, RELOAD_SUCCESSFUL, BUILD_INFO),

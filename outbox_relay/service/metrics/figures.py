@@ -5,9 +5,8 @@ A group that fails, or that the role has no right to, is unknown and never 0. It
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -16,7 +15,6 @@ from structlog.stdlib import BoundLogger
 from outbox_relay.domain.errors import DatabaseUnavailable, RelayError
 from outbox_relay.domain.rate_limited_log import RateLimitedLog
 from outbox_relay.domain.routing import like_patterns
-from outbox_relay.postgres.connection_slots import FIGURES, caller
 from outbox_relay.postgres.store import Store
 from outbox_relay.service.metrics.definitions import STATES, TABLES
 from outbox_relay.service.metrics.snapshot import Aged
@@ -64,28 +62,17 @@ class Figures:
         aged = (Aged(entry, max(0.0, at - entry.at)) for entry in self._entries.values())
         return [each for each in aged if each.age < each.entry.kept_seconds]
 
-    async def run(self) -> None:
-        """Measure figures, or read those of another relay, until cancelled. No error propagates."""
-        caller.set(FIGURES)
-        while True:
-            began = time.monotonic()
-            try:
-                await self.round()
-            except Exception as error:  # figures are only looked at: no error in them may end the relay
-                self._fail("all", error)
-            await asyncio.sleep(max(1.0, ROUND_SECONDS - (time.monotonic() - began)))
-
-    async def round(self) -> None:
+    def round(self) -> None:
         """Measure and store the figures if this relay has the lease, and read those of another relay if not."""
-        claim = await self._store.claim_figures(self._relay, LEASE_SECONDS)
+        claim = self._store.claim_figures(self._relay, LEASE_SECONDS)
         self._hear(claim.now)
         if claim.token is None:
-            stored, now = await self._store.stored_figures()
+            stored, now = self._store.stored_figures()
             self._hear(now)
             self._take(stored, now)
             return
-        await self._measure()
-        await self._store.store_figures(self._relay, claim.token, dump(self._entries.values()))
+        self._measure()
+        self._store.store_figures(self._relay, claim.token, dump(self._entries.values()))
 
     def _take(self, stored: object, now: float) -> None:
         self._entries = {(entry.group, entry.sink): entry for entry in load(stored, now)}
@@ -99,18 +86,18 @@ class Figures:
 
     # -- measuring --------------------------------------------------------------------------------------------
 
-    async def _measure(self) -> None:
+    def _measure(self) -> None:
         sinks: list[SinkState] = []
 
-        async def of_sinks() -> list[Value]:
-            rows = await self._store.measure("figures_of_sinks", {})
+        def of_sinks() -> list[Value]:
+            rows = self._store.measure("figures_of_sinks", {})
             sinks.extend(SinkState(row.sink, like_patterns(row.patterns)) for row in rows)
             return [value for row in rows for value in _sink_values(row)]
 
-        await self._group("sinks", of_sinks)
+        self._group("sinks", of_sinks)
         for group, values in self._groups().items():
-            await self._group(group, values)
-        await self._take_turns(sinks)
+            self._group(group, values)
+        self._take_turns(sinks)
         self._forget({sink.name for sink in sinks})
 
     def _forget(self, sinks: set[str]) -> None:
@@ -118,7 +105,7 @@ class Figures:
         stored = dump(each for each in self._entries.values() if each.sink is None or not sinks or each.sink in sinks)
         self._take(stored, self._clock(time.monotonic()))
 
-    def _groups(self) -> dict[str, Callable[[], Awaitable[list[Value]]]]:
+    def _groups(self) -> dict[str, Callable[[], list[Value]]]:
         return {
             "transactions": lambda: self._one("outbox_oldest_transaction_seconds", "figures_of_transactions"),
             "locks": lambda: self._one("outbox_lock_waits", "figures_of_locks"),
@@ -131,12 +118,12 @@ class Figures:
             "schedules": self._schedules,
         }
 
-    async def _group(self, group: str, measure: Callable[[], Awaitable[list[Value]]], sink: str | None = None) -> None:
+    def _group(self, group: str, measure: Callable[[], list[Value]], sink: str | None = None) -> None:
         """Measure a group, which is unknown if that fails. Raises ``DatabaseUnavailable``: so would all others."""
         at, before = self._clock(time.monotonic()), self._entries.get((group, sink))
         values, failed = list[Value](), True
         try:
-            values = await measure()
+            values = measure()
             failed = not values and group != "sinks"
         except DatabaseUnavailable:
             raise
@@ -145,22 +132,22 @@ class Figures:
         every = max(ROUND_SECONDS, at - before.at) if before else ROUND_SECONDS
         self._entries[group, sink] = Entry(group, sink, at, every, failed, tuple(values))
 
-    async def _one(self, name: str, statement: str, **parameters: Any) -> list[Value]:
+    def _one(self, name: str, statement: str, **parameters: Any) -> list[Value]:
         """Return the value of a statement with one row of one column, or none without a row."""
-        return [Value(name, (), float(row[0])) for row in await self._store.measure(statement, parameters)]
+        return [Value(name, (), float(row[0])) for row in self._store.measure(statement, parameters)]
 
-    async def _tables(self) -> list[Value]:
-        rows = await self._store.measure("figures_of_tables", {})
+    def _tables(self) -> list[Value]:
+        rows = self._store.measure("figures_of_tables", {})
         return [Value("outbox_dead_tuples", (row.name,), float(row.dead)) for row in rows if row.name in TABLES]
 
-    async def _schedules(self) -> list[Value]:
-        [row] = await self._store.measure("figures_of_schedules", {})
+    def _schedules(self) -> list[Value]:
+        [row] = self._store.measure("figures_of_schedules", {})
         late = Value("outbox_schedule_late_seconds", (), row.late)
         return [late, Value("outbox_schedules_failing", (), float(row.failing))]
 
     # -- sinks ------------------------------------------------------------------------------------------------
 
-    async def _take_turns(self, sinks: list[SinkState]) -> None:
+    def _take_turns(self, sinks: list[SinkState]) -> None:
         """Measure sinks in turn, for ``SINKS_SECONDS``, beginning with the first that was left out last time."""
         until = time.monotonic() + SINKS_SECONDS
         first = self._turn % len(sinks) if sinks else 0
@@ -168,24 +155,24 @@ class Figures:
             if is_over(until):
                 return
             self._turn += 1
-            await self._sink(sink)
+            self._sink(sink)
 
-    async def _sink(self, sink: SinkState) -> None:
+    def _sink(self, sink: SinkState) -> None:
         rows: dict[str, tuple[float, float]] = {}
 
-        async def of_rows() -> list[Value]:
-            found = await self._count_rows(sink)
+        def of_rows() -> list[Value]:
+            found = self._count_rows(sink)
             rows.update(dict.fromkeys(STATES, (0.0, 0.0)))
             rows.update((row.state, (float(row.rows), row.oldest)) for row in found)
             return [value for state in STATES for value in _row_values(sink.name, state, *rows[state])]
 
-        async def of_backlog() -> list[Value]:
+        def of_backlog() -> list[Value]:
             if not rows:
                 return []
             bounds = {"most": MOST_EVENTS, "seconds": MOST_EVENTS_SECONDS}
             types = None if sink.types is None else list(sink.types)
             parameters = {"sink": sink.name, "types": types, **bounds}
-            [(events, oldest)] = await self._store.measure("figures_of_backlog", parameters)
+            [(events, oldest)] = self._store.measure("figures_of_backlog", parameters)
             (waiting, oldest_waiting), (held, oldest_held) = rows["waiting"], rows["held"]
             age = max(oldest, oldest_waiting, oldest_held)
             return [
@@ -193,14 +180,14 @@ class Figures:
                 Value("outbox_oldest_undelivered_seconds", (sink.name,), age),
             ]
 
-        await self._group("exceptions", of_rows, sink.name)
-        await self._group("backlog", of_backlog, sink.name)
+        self._group("exceptions", of_rows, sink.name)
+        self._group("backlog", of_backlog, sink.name)
 
-    async def _count_rows(self, sink: SinkState) -> list[Any]:
+    def _count_rows(self, sink: SinkState) -> list[Any]:
         """Return the rows of a sink by state, and its scheduled events. Fewer are counted after a count that failed."""
         most, self._most_rows = self._most_rows, max(FEWEST_ROWS, self._most_rows // 10)
         types = None if sink.types is None else list(sink.types)
-        found = await self._store.measure("figures_of_rows", {"sink": sink.name, "types": types, "most": most})
+        found = self._store.measure("figures_of_rows", {"sink": sink.name, "types": types, "most": most})
         self._most_rows = min(MOST_ROWS, 2 * most)
         return found
 

@@ -5,27 +5,18 @@ A minute that cannot be written is dropped, and so is one that lasted too long, 
 
 from __future__ import annotations
 
-import asyncio
-import random
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from structlog.stdlib import BoundLogger
-
-from outbox_relay.domain.errors import RelayError
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.measures import Distribution, RelayMeasures, quantile, since
-from outbox_relay.domain.rate_limited_log import RateLimitedLog
-from outbox_relay.postgres.connection_slots import FIGURES, caller
 from outbox_relay.postgres.store import Store
 from outbox_relay.service.metrics.snapshot import Aged, SinkCopy
 
 MINUTE_SECONDS = 60.0
 LONGEST_SECONDS = 90.0
 """Length of an interval, by either clock, from which on it is dropped."""
-LOG_SECONDS = 600.0
-"""Least time between two log lines about minutes that were dropped."""
 
 
 class Moment(NamedTuple):
@@ -46,34 +37,23 @@ class History:
         measures: RelayMeasures,
         copies: Callable[[], Mapping[str, SinkCopy]],
         figures: Callable[[float], Iterable[Aged]],
-        log: BoundLogger,
     ) -> None:
         self._store = store
         self._measures = measures
         self._copies = copies
         self._figures = figures
-        self._log = RateLimitedLog(log, LOG_SECONDS)
+        self._before: Moment | None = None
 
-    async def run(self) -> None:
-        """Add a minute every minute, at a random second of it, until cancelled. One that fails is dropped."""
-        caller.set(FIGURES)
-        before = self._moment()
-        await asyncio.sleep(random.uniform(0.0, MINUTE_SECONDS))  # noqa: S311 - jitter is no secret
-        while True:
-            after = self._moment()
-            await self.add(before, after)
-            before = after
-            await asyncio.sleep(max(1.0, MINUTE_SECONDS - (time.monotonic() - after.monotonic)))
+    def step(self) -> None:
+        """Add the interval since the last call, if there was one."""
+        before, self._before = self._before, self._moment()
+        if before is not None:
+            self.add(before, self._before)
 
-    async def add(self, before: Moment, after: Moment) -> None:
+    def add(self, before: Moment, after: Moment) -> None:
         """Add the interval between two moments, once. It is dropped if that fails or may have failed."""
-        if max(after.monotonic - before.monotonic, after.lease - before.lease) > LONGEST_SECONDS:
-            return
-        try:
-            await self._store.add_history(minute(before, after, self._figures(after.monotonic)))
-        except Exception as error:  # the history is only looked at: no error in it may end the relay
-            reason = str(error) if isinstance(error, RelayError) else type(error).__name__
-            self._log.warning("history.dropped", reason=reason)
+        if max(after.monotonic - before.monotonic, after.lease - before.lease) <= LONGEST_SECONDS:
+            self._store.add_history(minute(before, after, self._figures(after.monotonic)))
 
     def _moment(self) -> Moment:
         tick = self._measures.tick.copy()

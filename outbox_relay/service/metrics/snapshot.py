@@ -1,4 +1,4 @@
-"""An immutable copy of everything that is exported, made in the event loop for the thread that renders it."""
+"""A copy of everything that is exported. Loops count meanwhile, so a copy may lack what they count just now."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from outbox_relay import __version__
 from outbox_relay.domain.measures import Distribution, RelayMeasures
-from outbox_relay.relay.sink_relay import SinkRelay
 from outbox_relay.service.metrics.stored_figures import Entry
+from outbox_relay.service.served_sinks import ServedSink
 
 
 class Aged(NamedTuple):
@@ -36,6 +36,7 @@ class SinkCopy(NamedTuple):
     in_flight: int
     in_flight_limit: int
     limit_waiting: int
+    calls_hanging: int
     shards: int
 
 
@@ -56,12 +57,12 @@ class Snapshots:
 
     def __init__(
         self,
-        relays: Mapping[str, SinkRelay],
+        sinks: Mapping[str, ServedSink],
         measures: RelayMeasures,
         figures: Callable[[float], Iterable[Aged]],
         last_reload: Callable[[], bool],
     ) -> None:
-        self._relays = relays
+        self._sinks = sinks
         self._measures = measures
         self._figures = figures
         self._last_reload = last_reload
@@ -74,30 +75,30 @@ class Snapshots:
 
     def copies(self) -> dict[str, SinkCopy]:
         """Return the measures of the sinks by name."""
-        relays = self._relays.items()
-        return {name: _copy(relay) for name, relay in relays if not relay.leases.removed and relay.spec.replay is None}
+        return {name: _copy(sink) for name, sink in self._sinks.items() if not sink.leases.missing}
 
     def end_interval(self) -> dict[str, SinkCopy]:
         """Return the measures of the sinks by name, and begin another interval for their longest observations."""
         found = self.copies()
-        for relay in self._relays.values():
-            relay.measures.begin_interval()
+        for sink in self._sinks.values():
+            sink.measures.begin_interval()
         return found
 
 
-def _copy(relay: SinkRelay) -> SinkCopy:
-    measures = relay.measures
+def _copy(sink: ServedSink) -> SinkCopy:
+    measures = sink.measures
     return SinkCopy(
-        relay.spec.name,
+        sink.spec.name,
         measures.delivered_count,
-        {outcome: histogram.copy() for outcome, histogram in measures.attempts.items()},
-        {str(reason): count for reason, count in measures.dead.items()},
-        dict(relay.restarts),
+        {outcome: histogram.copy() for outcome, histogram in dict(measures.attempts).items()},
+        {str(reason): count for reason, count in dict(measures.dead).items()},
+        dict(sink.restarts),
         *(measures.end_to_end.copy(), measures.read.copy(), measures.claim.copy(), measures.settle.copy()),
-        relay.leases.losses + measures.row_leases_lost,
-        relay.circuit,
+        sink.leases.losses + measures.row_leases_lost,
+        sink.loop.circuit,
         measures.in_flight,
-        relay.in_flight_limit,
-        relay.limits.waiting,
-        len(relay.leases.held),
+        sink.loop.in_flight_limit,
+        sink.loop.limits.waiting,
+        sink.sink.hanging,
+        len(sink.leases.held),
     )

@@ -28,7 +28,7 @@ class Tracing(Protocol):
         """Return a sink that records a span for each call of ``sink``, whose name in the settings is ``name``."""
         ...
 
-    async def stop(self) -> None:
+    def stop(self) -> None:
         """Export the spans that are left, for a limited time."""
         ...
 

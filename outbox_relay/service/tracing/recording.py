@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import threading
 from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
@@ -48,20 +46,11 @@ class RecordedTracing:
         """Return a sink that records a span for each call of ``sink``, whose name in the settings is ``name``."""
         return traced_sink(self._tracer, name, sink)
 
-    async def stop(self) -> None:
+    def stop(self) -> None:
         """Export the spans that are left, for ``STOP_SECONDS``. An export that takes longer ends with the process."""
-        loop, exported = asyncio.get_running_loop(), asyncio.Event()
-
-        def export() -> None:
-            self._provider.shutdown()
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(exported.set)
-
-        # An executor would wait for its threads when the loop ends.
-        threading.Thread(target=export, name="traces", daemon=True).start()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(STOP_SECONDS):
-                await exported.wait()
+        thread = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
+        thread.start()
+        thread.join(STOP_SECONDS)
         lost = sum(each.counts.ended - each.counts.exported for each in self._processors)
         if lost:
             self._log.warning("traces.lost_at_stop", lost=lost)

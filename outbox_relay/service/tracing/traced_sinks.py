@@ -30,8 +30,9 @@ from opentelemetry.trace import (
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Delivered, Verdict
 from outbox_relay.formats.trace_context import TraceContext, trace_context
-from outbox_relay.sinks import ExtendsCalls, ExtendsDeliveries, RunsHandlers, Sink
+from outbox_relay.sinks import Call, Sink
 from outbox_relay.sinks.kafka import KafkaSink
+from outbox_relay.sinks.posting import PostingSink
 from outbox_relay.sinks.webhook import WebhookSink
 
 MOST_LINKS = 128
@@ -45,136 +46,125 @@ Attributes: TypeAlias = Mapping[str, str | int]
 def traced_sink(tracer: Tracer, name: str, sink: Sink) -> Sink:
     """Return a sink that records a span for each call of ``sink``."""
     match sink:
-        case WebhookSink():
-            return TracedRequests(tracer, name, sink, sink.shown_url)
+        case PostingSink(client=WebhookSink() as client):
+            client.delivery_details = True
+            return TracedRequests(tracer, sink, *of_requests(name, client.shown_url))
         case KafkaSink():
-            return TracedBatches(tracer, name, sink, sink.topic, "kafka")
+            return TracedSink(tracer, sink, *of_batches(name, sink.topic, "kafka"))
         case _:
-            return TracedBatches(tracer, name, sink, name, "outbox")
+            return TracedSink(tracer, sink, *of_batches(name, name, "outbox"))
 
 
-class _TracedSink:
-    """A sink with the methods of another."""
+def of_batches(name: str, destination: str, system: str) -> tuple[str, Attributes]:
+    """Return the name and the attributes of the spans of batches."""
+    kind = "template" if "{" in destination else "name"
+    return f"send {destination}", {
+        "messaging.system": system,
+        "messaging.operation.type": "send",
+        "messaging.operation.name": "send",
+        f"messaging.destination.{kind}": destination,
+        "outbox.sink": name,
+    }
 
-    def __init__(self, tracer: Tracer, sink: Sink) -> None:
-        self.max_batch = sink.max_batch
-        self.max_in_flight = sink.max_in_flight
-        self.keeps_order = sink.keeps_order
-        self.timeout_seconds = sink.timeout_seconds
+
+def of_requests(name: str, url: str) -> tuple[str, Attributes]:
+    """Return the name and the attributes of the spans of requests."""
+    parts = urlsplit(url)
+    return "POST", {
+        "http.request.method": "POST",
+        "url.full": url,
+        "server.address": parts.hostname or "",
+        "server.port": parts.port or (443 if parts.scheme == "https" else 80),
+        "outbox.sink": name,
+    }
+
+
+class TracedSink(Sink):
+    """A sink that records a *send* span for each call of ``sink``, which links to the contexts of the events."""
+
+    def __init__(self, tracer: Tracer, sink: Sink, span_name: str, attributes: Attributes) -> None:
+        self.max_batch, self.max_in_flight = sink.max_batch, sink.max_in_flight
+        self.keeps_order, self.timeout_seconds = sink.keeps_order, sink.timeout_seconds
         self._tracer = tracer
         self._sink = sink
+        self._span_name = span_name
+        self._attributes = attributes
+        self._spans: dict[Call, Span] = {}
+        self.open, self.wake, self.extend, self.purge = sink.open, sink.wake, sink.extend, sink.purge
+        self.deadlines, self.check, self.close = sink.deadlines, sink.check, sink.close
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._sink!r})"
 
     @property
     def trouble(self) -> str | None:
-        """Return why the destination is unreachable, as far as the sink knows."""
+        """See ``Sink``."""
         return self._sink.trouble
-
-    def deadlines(self) -> Mapping[int, float]:
-        """Return the ends of deliveries that may outlast the time limit of the sink."""
-        return self._sink.deadlines() if isinstance(self._sink, ExtendsDeliveries) else {}
-
-    def extend(self, until: float) -> None:
-        """Let calls last for as long as the leases of the shards."""
-        if isinstance(self._sink, ExtendsCalls):
-            self._sink.extend(until)
 
     @property
     def fault(self) -> str | None:
-        """Return why the sink can call no handler, or None."""
-        return self._sink.fault if isinstance(self._sink, RunsHandlers) else None
+        """See ``Sink``."""
+        return self._sink.fault
 
-    async def open(self) -> None:
-        """Open the sink."""
-        await self._sink.open()
+    @property
+    def hanging(self) -> int:
+        """See ``Sink``."""
+        return self._sink.hanging
 
-    async def reset(self) -> None:
-        """Reset the sink."""
-        await self._sink.reset()
+    def submit(self, call: Call) -> None:
+        """Begin a call and its span."""
+        attributes = {**self._attributes, **self.attributes(call)}
+        self._spans[call] = _start(self._tracer, self._span_name, call.events, attributes)
+        self._sink.submit(call)
 
-    async def check(self) -> str | None:
-        """Check the sink."""
-        return await self._sink.check()
+    def completed(self, seconds: float) -> Sequence[Call]:
+        """Return the calls that have ended, and end their spans."""
+        calls = self._sink.completed(seconds)
+        for call in calls:
+            if (span := self._spans.pop(call, None)) is not None:
+                with suppress(Exception):  # an error of the library must not end the loop
+                    self.describe(span, call)
+                    span.end()
+        return calls
 
-    async def close(self) -> None:
-        """Close the sink."""
-        await self._sink.close()
+    def withdraw(self) -> None:
+        """Forget all calls, and end their spans."""
+        self._sink.withdraw()
+        spans, self._spans = self._spans, {}
+        for span in spans.values():
+            with suppress(Exception):
+                _fail(span, "withdrawn")
+                span.end()
 
+    def attributes(self, call: Call) -> Attributes:
+        """Return the attributes of the span of one call."""
+        count: Attributes = {"messaging.batch.message_count": len(call.events)}
+        return {**count, "messaging.message.id": call.events[0].uid} if len(call.events) == 1 else count
 
-class TracedBatches(_TracedSink):
-    """Records a *send* span for each call, which links to the contexts in which the events were created."""
-
-    def __init__(self, tracer: Tracer, name: str, sink: Sink, destination: str, system: str) -> None:
-        super().__init__(tracer, sink)
-        self._span_name = f"send {destination}"
-        kind = "template" if "{" in destination else "name"
-        self._attributes: Attributes = {
-            "messaging.system": system,
-            "messaging.operation.type": "send",
-            "messaging.operation.name": "send",
-            f"messaging.destination.{kind}": destination,
-            "outbox.sink": name,
-        }
-
-    async def deliver(self, batch: Sequence[StoredEvent], until: float, attempt: int = 0, /) -> Sequence[Verdict]:
-        """Deliver as the sink does, and record a span."""
-        attributes = {**self._attributes, "messaging.batch.message_count": len(batch)}
-        if len(batch) == 1:
-            attributes["messaging.message.id"] = batch[0].uid
-        span = _start(self._tracer, self._span_name, batch, attributes)
-        with _Ending(span):
-            verdicts = await self._sink.deliver(batch, until, attempt)
-            _end_batch(span, verdicts)
-        return verdicts
+    def describe(self, span: Span, call: Call) -> None:
+        """Add the outcome of a call to its span."""
+        failed = [verdict for verdict in call.verdicts or () if not isinstance(verdict, Delivered)]
+        if failed:
+            span.set_attribute("outbox.events.undelivered", len(failed))
+            _fail(span, _error_type(failed[0]))
 
 
-class TracedRequests(_TracedSink):
+class TracedRequests(TracedSink):
     """Records a CLIENT span of HTTP for each request, a child of the context in which the event was created."""
 
-    def __init__(self, tracer: Tracer, name: str, sink: Sink, url: str) -> None:
-        super().__init__(tracer, sink)
-        parts = urlsplit(url)
-        self._attributes: Attributes = {
-            "http.request.method": "POST",
-            "url.full": url,
-            "server.address": parts.hostname or "",
-            "server.port": parts.port or (443 if parts.scheme == "https" else 80),
-            "outbox.sink": name,
-        }
+    def attributes(self, call: Call) -> Attributes:
+        """Return the attributes of the span of one request."""
+        event = call.events[0]
+        found: Attributes = {"outbox.event.uid": event.uid, "outbox.event.type": event.type}
+        return {**found, "http.request.resend_count": call.attempt - 1} if call.attempt > 1 else found
 
-    async def deliver(self, batch: Sequence[StoredEvent], until: float, attempt: int = 0, /) -> Sequence[Verdict]:
-        """Deliver as the sink does, and record a span.
-
-        The first attempt is passed on as number 1, as it is sent, so that the verdict has the status of the response.
-        """
-        if not batch:
-            return await self._sink.deliver(batch, until, attempt)
-        attributes = {**self._attributes, "outbox.event.uid": batch[0].uid, "outbox.event.type": batch[0].type}
-        if attempt > 1:
-            attributes["http.request.resend_count"] = attempt - 1
-        span = _start(self._tracer, "POST", batch, attributes)
-        with _Ending(span):
-            [verdict] = await self._sink.deliver(batch, until, attempt or 1)
-            _end_request(span, verdict)
-        return [verdict]
-
-
-class _Ending:
-    """Ends a span with the block, also one of a call that is cancelled or raises."""
-
-    def __init__(self, span: Span) -> None:
-        self._span = span
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            _fail(self._span, kind.__name__)
-        with suppress(Exception):
-            self._span.end()
+    def describe(self, span: Span, call: Call) -> None:
+        """Add the response to the span."""
+        verdict = DELIVERED if call.verdicts is None else call.verdicts[0]
+        if verdict.status is not None:
+            span.set_attribute("http.response.status_code", verdict.status)
+        if not isinstance(verdict, Delivered):
+            _fail(span, _error_type(verdict) if verdict.status is None else str(verdict.status))
 
 
 # -- the beginning of a span --------------------------------------------------------------------------------------
@@ -213,21 +203,6 @@ def _span_context(found: TraceContext) -> SpanContext:
 
 
 # -- its end ------------------------------------------------------------------------------------------------------
-
-
-def _end_batch(span: Span, verdicts: Sequence[Verdict]) -> None:
-    failed = len(verdicts) - verdicts.count(DELIVERED)
-    if failed:
-        first = next(verdict for verdict in verdicts if not isinstance(verdict, Delivered))
-        span.set_attribute("outbox.events.undelivered", failed)
-        _fail(span, _error_type(first))
-
-
-def _end_request(span: Span, verdict: Verdict) -> None:
-    if verdict.status is not None:
-        span.set_attribute("http.response.status_code", verdict.status)
-    if not isinstance(verdict, Delivered):
-        _fail(span, _error_type(verdict) if verdict.status is None else str(verdict.status))
 
 
 def _error_type(verdict: Verdict) -> str:

@@ -1,16 +1,15 @@
 """The suite that every sink must pass, as a plug-in of pytest: see docs/plugins.md.
 
 Its name goes into the variable ``pytest_plugins`` of a `conftest.py`, or into the option ``-p``. A module of tests
-extends ``PluginContract`` and has a fixture ``sink_harness`` that returns a ``PluginHarness``. The suite needs pytest
-and pytest-asyncio. The relay itself imports nothing of it.
+extends ``PluginContract`` and has a fixture ``sink_harness`` that returns a ``PluginHarness``. The relay itself imports
+nothing of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import Generator
 
 import pytest
-import pytest_asyncio
 
 pytest.register_assert_rewrite(f"{__name__}.handing", f"{__name__}.harness", f"{__name__}.scenarios")
 
@@ -21,11 +20,11 @@ from outbox_relay.sinks.contract.scenarios import PluginContract, SinkContract  
 __all__ = ["PluginContract", "PluginHarness", "Received", "SinkContract", "SinkHarness", "sink"]
 
 
-@pytest_asyncio.fixture
-async def sink(sink_harness: SinkHarness) -> AsyncGenerator[Sink]:
+@pytest.fixture
+def sink(sink_harness: SinkHarness) -> Generator[Sink]:
     """Return an open sink of the harness."""
     sink = sink_harness.make_sink()
-    await sink.open()
+    sink.open()
     yield sink
-    await sink.close()
-    await sink_harness.mend_destination()
+    sink.close()
+    sink_harness.mend_destination()

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import zip_longest
 
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import DELIVERED, Delivered, Unavailable, Verdict
-from outbox_relay.sinks import Sink
+from outbox_relay.sinks import Call, Sink
 from outbox_relay.sinks.contract.harness import Received
 
 PLENTY_SECONDS = 60.0
-
 
 _ids = itertools.count(1)
 
@@ -41,59 +37,77 @@ def soon() -> float:
     return lease_clock() + PLENTY_SECONDS
 
 
-async def hand_over(
+class HandOver:
+    """Events that are delivered once each, in calls as the relay makes them.
+
+    With ``keeps_order`` calls overlap, and none begins after an event was unavailable. Otherwise each call has one
+    event, keys have one call at a time, and none after an event of theirs was unavailable.
+    """
+
+    def __init__(self, sink: Sink, events: Sequence[StoredEvent], *, until: float | None = None, batch: int = 50):
+        self._sink, self._events, self._left = sink, events, list(events)
+        self._until, self._size = soon() if until is None else until, min(batch, sink.max_batch)
+        self._in_flight: list[Call] = []
+        self._verdicts: dict[str, Verdict] = {}
+
+    def begin(self) -> None:
+        """Hand over as many events as the sink takes at once."""
+        self._step(0.01)
+
+    def end(self) -> list[Verdict]:
+        """Return the verdicts of all events, in their order."""
+        deadline = soon()
+        while self._left or self._in_flight:
+            assert lease_clock() < deadline, f"{len(self._in_flight)} calls have not ended"
+            self._step(1.0)
+        return [self._verdicts[event.uid] for event in self._events]
+
+    def _step(self, seconds: float) -> None:
+        while len(self._in_flight) < self._sink.max_in_flight and (events := self._next()):
+            taken = set(map(id, events))
+            self._left = [event for event in self._left if id(event) not in taken]
+            self._in_flight.append(call := Call(events, self._until))
+            self._sink.submit(call)
+        for call in self._sink.completed(seconds):
+            self._in_flight.remove(call)
+            verdicts = [DELIVERED] * len(call.events) if call.verdicts is None else call.verdicts
+            for event, verdict in zip(call.events, verdicts, strict=True):
+                self._verdicts[event.uid] = verdict
+                if isinstance(verdict, Unavailable):
+                    self._give_up_behind(event)
+
+    def _next(self) -> Sequence[StoredEvent]:
+        if self._sink.keeps_order:
+            return self._left[: self._size]
+        busy = {event.key for call in self._in_flight for event in call.events if event.key is not None}
+        return next(([event] for event in self._left if event.key not in busy), list[StoredEvent]())
+
+    def _give_up_behind(self, event: StoredEvent) -> None:
+        behind = [each for each in self._left if self._sink.keeps_order or each.key == event.key is not None]
+        if behind:
+            unavailable = Unavailable("behind an undelivered event")
+            self._verdicts.update(dict.fromkeys((each.uid for each in behind), unavailable))
+            self._left = [each for each in self._left if each.uid not in self._verdicts]
+
+
+def hand_over(
     sink: Sink, events: Sequence[StoredEvent], *, until: float | None = None, batch: int = 50
 ) -> list[Verdict]:
-    """Return the verdicts of ``events``, delivered once each as the relay does it.
-
-    In overlapping calls if the sink keeps their order, and none after one came back with an unavailable event.
-    Otherwise one call per event, one event of a key at a time, and none of its key after an unavailable one.
-    """
-    until = soon() if until is None else until
-    limit = asyncio.Semaphore(sink.max_in_flight)
-    if sink.keeps_order:
-        size = min(batch, sink.max_batch)
-        line = _Line(sink, until, limit)
-        calls = [line.call(events[at : at + size]) for at in range(0, len(events), size)]
-    else:
-        lines: dict[object, list[StoredEvent]] = {}
-        for event in events:
-            lines.setdefault(event.uid if event.key is None else event.key, []).append(event)
-        calls = [_Line(sink, until, limit).one_by_one(of_key) for of_key in lines.values()]
-    verdicts = {uid: verdict for found in await asyncio.gather(*calls) for uid, verdict in found}
-    return [verdicts[event.uid] for event in events]
+    """Return the verdicts of ``events``, delivered once each as the relay does it."""
+    return HandOver(sink, events, until=until, batch=batch).end()
 
 
-@dataclass
-class _Line:
-    """Calls in order, until one has an unavailable event."""
-
-    sink: Sink
-    until: float
-    limit: asyncio.Semaphore
-    ended: bool = False
-
-    async def call(self, events: Sequence[StoredEvent]) -> list[tuple[str, Verdict]]:
-        async with self.limit:
-            if self.ended:
-                return [(event.uid, Unavailable("behind an undelivered event")) for event in events]
-            verdicts = await self.sink.deliver(events, self.until)
-        assert len(verdicts) == len(events)
-        self.ended = self.ended or any(isinstance(verdict, Unavailable) for verdict in verdicts)
-        return [(event.uid, verdict) for event, verdict in zip(events, verdicts, strict=True)]
-
-    async def one_by_one(self, events: Sequence[StoredEvent]) -> list[tuple[str, Verdict]]:
-        return [found for event in events for found in await self.call([event])]
-
-
-async def hand_over_all(sink: Sink, events: Sequence[StoredEvent]) -> None:
+def hand_over_all(sink: Sink, events: Sequence[StoredEvent], batch: int = 50) -> None:
     """Deliver ``events`` until none is unavailable. Those that are come again, in order."""
-    deadline = soon()
-    left = list(events)
+    deadline, left = soon(), list(events)
     while left:
-        assert time.monotonic() < deadline, f"{len(left)} events are still not delivered"
-        verdicts = await hand_over(sink, left)
-        left = [event for event, verdict in zip(left, verdicts, strict=True) if isinstance(verdict, Unavailable)]
+        assert lease_clock() < deadline, f"{len(left)} events are still not delivered"
+        left = unavailable(left, hand_over(sink, left, batch=batch))
+
+
+def unavailable(events: Sequence[StoredEvent], verdicts: Sequence[Verdict]) -> list[StoredEvent]:
+    """Return the events whose verdict is ``Unavailable``."""
+    return [event for event, verdict in zip(events, verdicts, strict=True) if isinstance(verdict, Unavailable)]
 
 
 def assert_delivered(verdicts: Sequence[Verdict]) -> None:

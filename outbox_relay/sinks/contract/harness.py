@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.sinks import Sink, SinkContext
-from outbox_relay.sinks.door import SinkType, sink_type
+from outbox_relay.sinks.types import SinkType, sink_type
 
 
 class Received(NamedTuple):
@@ -30,15 +30,15 @@ class SinkHarness(ABC):
         """Return a new sink for the destination, not yet open."""
 
     @abstractmethod
-    async def received(self) -> Sequence[Received]:
+    def received(self) -> Sequence[Received]:
         """Return all that the destination has received, repeated deliveries too; events of one key in their order."""
 
     @abstractmethod
-    async def break_destination(self) -> None:
+    def break_destination(self) -> None:
         """Make the destination go down. Events on their way to it are lost."""
 
     @abstractmethod
-    async def mend_destination(self) -> None:
+    def mend_destination(self) -> None:
         """Bring the destination back, with all that it had received. Called when it is up, too."""
 
     @abstractmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import threading
 import time
 
 import pytest
@@ -11,6 +11,8 @@ from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import DELIVERED, Refused, Unavailable
 from outbox_relay.sinks import Sink
 from outbox_relay.sinks.contract.handing import (
+    PLENTY_SECONDS,
+    HandOver,
     an_event,
     assert_arrived,
     assert_delivered,
@@ -18,7 +20,7 @@ from outbox_relay.sinks.contract.handing import (
     hand_over,
     hand_over_all,
     some_events,
-    soon,
+    unavailable,
 )
 from outbox_relay.sinks.contract.harness import PluginHarness, SinkHarness
 
@@ -32,198 +34,180 @@ PAYLOADS = {
 }
 
 
-async def assert_only_arrives(harness: SinkHarness, sink: Sink) -> None:
-    """Assert that the destination has received nothing so far, by events that are delivered now."""
-    events = some_events(2)
-    await hand_over_all(sink, events)
-    assert sorted(found.uid for found in await harness.received()) == [event.uid for event in events]
+def assert_only_arrives(harness: SinkHarness, sink: Sink) -> None:
+    """Assert that the destination receives nothing but events that are handed over now."""
+    events = some_events(5)
+    hand_over_all(sink, events)
+    assert_arrived(harness.received(), events)
 
 
-@pytest.mark.asyncio
 class SinkContract:
     """The suite. A test class that extends it needs a fixture ``sink_harness``."""
 
-    async def test_events_of_a_key_arrive_in_order_across_overlapping_calls(
+    def test_events_of_a_key_arrive_in_order_across_overlapping_calls(
         self, sink_harness: SinkHarness, sink: Sink
     ) -> None:
         events = some_events(600, keys=7)
-        assert_delivered(await hand_over(sink, events))
-        received = await sink_harness.received()
+        assert_delivered(hand_over(sink, events))
+        received = sink_harness.received()
         assert len(received) == 600
         assert_arrived(received, events)
 
     @pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS.keys())
-    async def test_a_payload_arrives_byte_for_byte(self, sink_harness: SinkHarness, sink: Sink, payload: bytes) -> None:
-        assert_delivered(await hand_over(sink, [an_event(payload=payload)]))
-        (found,) = await sink_harness.received()
+    def test_a_payload_arrives_byte_for_byte(self, sink_harness: SinkHarness, sink: Sink, payload: bytes) -> None:
+        assert_delivered(hand_over(sink, [an_event(payload=payload)]))
+        (found,) = sink_harness.received()
         assert len(found.payload) == len(payload)
         altered = next((at for at, (a, b) in enumerate(zip(found.payload, payload, strict=True)) if a != b), None)
         assert altered is None, f"byte {altered} is not what was handed over"
 
     @pytest.mark.parametrize("key", [None, "", "order-1", "ключ-日本-🔑", "a b/c%\t"])
-    async def test_a_key_arrives_as_it_is(self, sink_harness: SinkHarness, sink: Sink, key: str | None) -> None:
-        assert await hand_over(sink, [an_event(key)]) == [DELIVERED]
-        assert [found.key for found in await sink_harness.received()] == [key]
+    def test_a_key_arrives_as_it_is(self, sink_harness: SinkHarness, sink: Sink, key: str | None) -> None:
+        assert hand_over(sink, [an_event(key)]) == [DELIVERED]
+        assert [found.key for found in sink_harness.received()] == [key]
 
-    async def test_an_event_arrives_with_its_uid_type_content_type_and_headers(
+    def test_an_event_arrives_with_its_uid_type_content_type_and_headers(
         self, sink_harness: SinkHarness, sink: Sink
     ) -> None:
         event = an_event(headers=f'{{"traceparent": "{TRACE}"}}')._replace(content_type="text/plain; charset=utf-8")
-        assert await hand_over(sink, [event]) == [DELIVERED]
-        (found,) = await sink_harness.received()
+        assert hand_over(sink, [event]) == [DELIVERED]
+        (found,) = sink_harness.received()
         assert (found.uid, found.type, found.content_type) == (event.uid, "order.created", "text/plain; charset=utf-8")
         assert found.headers["traceparent"] == TRACE
 
-    async def test_no_events_have_no_verdicts(self, sink_harness: SinkHarness, sink: Sink) -> None:
-        assert list(await sink.deliver([], soon())) == []
-        await assert_only_arrives(sink_harness, sink)
-
-    async def test_verdicts_stand_in_the_places_of_their_events(self, sink_harness: SinkHarness, sink: Sink) -> None:
+    def test_verdicts_stand_in_the_places_of_their_events(self, sink_harness: SinkHarness, sink: Sink) -> None:
         events = some_events(40)
         poisoned = (0, 17, 18, 39)
         for place in poisoned:
             events[place] = sink_harness.poison(events[place])
-        verdicts = await hand_over(sink, events, batch=20)
+        verdicts = hand_over(sink, events, batch=20)
         assert [place for place, verdict in enumerate(verdicts) if isinstance(verdict, Refused)] == list(poisoned)
         assert_delivered([verdict for place, verdict in enumerate(verdicts) if place not in poisoned])
 
-    async def test_what_is_refused_says_why_and_its_neighbours_arrive_in_order(
+    def test_what_is_refused_says_why_and_its_neighbours_arrive_in_order(
         self, sink_harness: SinkHarness, sink: Sink
     ) -> None:
         events = some_events(60)
         events[25] = sink_harness.poison(events[25])
-        verdicts = await hand_over(sink, events, batch=20)
+        verdicts = hand_over(sink, events, batch=20)
         refused = verdicts[25]
         assert isinstance(refused, Refused)
         assert refused.reason.isprintable()
         others = [event for event in events if event is not events[25]]
-        received = await sink_harness.received()
+        received = sink_harness.received()
         assert len(received) == 59
         assert_arrived(received, others)
 
-    async def test_while_the_destination_is_down_events_are_unavailable_and_say_why(
+    def test_while_the_destination_is_down_events_are_unavailable_and_say_why(
         self, sink_harness: SinkHarness, sink: Sink
     ) -> None:
-        assert_delivered(await hand_over(sink, some_events(10)))
-        await sink_harness.break_destination()
+        assert_delivered(hand_over(sink, some_events(10)))
+        sink_harness.break_destination()
         began = time.monotonic()
-        for verdict in await hand_over(sink, some_events(100), batch=20):
+        for verdict in hand_over(sink, some_events(100), batch=20):
             assert isinstance(verdict, Unavailable)
             assert verdict.reason.isprintable()
             assert verdict.reason
         assert time.monotonic() - began < sink.timeout_seconds + 1
 
-    async def test_what_was_unavailable_is_not_sent_after_a_reset(self, sink_harness: SinkHarness, sink: Sink) -> None:
-        await sink_harness.break_destination()
-        await hand_over(sink, some_events(100), batch=20)
-        await sink.reset()
-        await sink_harness.mend_destination()
-        after = some_events(5)
-        await hand_over_all(sink, after)
-        assert_arrived(await sink_harness.received(), after)
+    def test_what_was_unavailable_is_not_sent_after_a_withdrawal(self, sink_harness: SinkHarness, sink: Sink) -> None:
+        sink_harness.break_destination()
+        hand_over(sink, some_events(100), batch=20)
+        sink.withdraw()
+        sink_harness.mend_destination()
+        assert_only_arrives(sink_harness, sink)
 
-    async def test_when_the_destination_comes_back_nothing_is_lost_and_first_deliveries_are_in_order(
+    def test_when_the_destination_comes_back_nothing_is_lost_and_first_deliveries_are_in_order(
         self, sink_harness: SinkHarness, sink: Sink
     ) -> None:
         events = some_events(300)
-        verdicts = await hand_over(sink, events[:100], batch=20)
-        await sink_harness.break_destination()
-        while_down = await hand_over(sink, events[100:], batch=20)
+        verdicts = hand_over(sink, events[:100], batch=20)
+        sink_harness.break_destination()
+        while_down = hand_over(sink, events[100:], batch=20)
         assert_prefix_per_key(events, [*verdicts, *while_down])
-        await sink_harness.mend_destination()
-        await hand_over_all(
-            sink, [e for e, v in zip(events[100:], while_down, strict=True) if isinstance(v, Unavailable)]
-        )
-        assert_arrived(await sink_harness.received(), events)
+        sink_harness.mend_destination()
+        hand_over_all(sink, unavailable(events[100:], while_down))
+        assert_arrived(sink_harness.received(), events)
 
-    async def test_going_down_under_way_leaves_a_prefix_of_every_key(
-        self, sink_harness: SinkHarness, sink: Sink
-    ) -> None:
+    def test_going_down_under_way_leaves_a_prefix_of_every_key(self, sink_harness: SinkHarness, sink: Sink) -> None:
         events = some_events(400)
-        under_way = asyncio.ensure_future(hand_over(sink, events, batch=20))
-        await asyncio.wait({under_way}, timeout=0.01)
-        await sink_harness.break_destination()
-        verdicts = await under_way
+        under_way = HandOver(sink, events, batch=20)
+        under_way.begin()
+        sink_harness.break_destination()
+        verdicts = under_way.end()
         assert_prefix_per_key(events, verdicts)
-        await sink_harness.mend_destination()
-        await hand_over_all(sink, [e for e, v in zip(events, verdicts, strict=True) if isinstance(v, Unavailable)])
-        assert_arrived(await sink_harness.received(), events)
+        sink_harness.mend_destination()
+        hand_over_all(sink, unavailable(events, verdicts))
+        assert_arrived(sink_harness.received(), events)
 
-    async def test_nothing_is_handed_over_after_until(self, sink_harness: SinkHarness, sink: Sink) -> None:
-        verdicts = await hand_over(sink, some_events(30), until=lease_clock(), batch=10)
+    def test_nothing_is_handed_over_after_until(self, sink_harness: SinkHarness, sink: Sink) -> None:
+        verdicts = hand_over(sink, some_events(30), until=lease_clock(), batch=10)
         assert all(isinstance(verdict, Unavailable) for verdict in verdicts)
         after = some_events(5)
-        assert_delivered(await hand_over(sink, after))
-        assert_arrived(await sink_harness.received(), after)
+        assert_delivered(hand_over(sink, after))
+        assert_arrived(sink_harness.received(), after)
 
-    async def test_what_was_cancelled_is_not_sent_after_a_reset(self, sink_harness: SinkHarness, sink: Sink) -> None:
-        await sink_harness.break_destination()
-        under_way = asyncio.ensure_future(hand_over(sink, some_events(50), batch=10))
-        await asyncio.wait({under_way}, timeout=0.01)
-        under_way.cancel()
-        await asyncio.wait({under_way})
-        await sink.reset()
-        await sink_harness.mend_destination()
-        after = some_events(5)
-        await hand_over_all(sink, after)
-        assert_arrived(await sink_harness.received(), after)
+    def test_withdrawn_calls_do_not_come_back_and_are_not_sent(self, sink_harness: SinkHarness, sink: Sink) -> None:
+        sink_harness.break_destination()
+        HandOver(sink, some_events(50), batch=10).begin()
+        sink.withdraw()
+        assert not sink.completed(0.0)
+        sink_harness.mend_destination()
+        assert_only_arrives(sink_harness, sink)
 
-    async def test_a_reset_ends_the_calls_under_way(self, sink_harness: SinkHarness, sink: Sink) -> None:
-        await sink_harness.break_destination()
-        events = some_events(50)
-        under_way = asyncio.ensure_future(hand_over(sink, events, batch=10))
-        await asyncio.wait({under_way}, timeout=0.01)
-        await sink.reset()
-        assert all(isinstance(verdict, Unavailable) for verdict in await under_way)
-
-    async def test_a_reset_of_nothing_changes_nothing(self, sink_harness: SinkHarness, sink: Sink) -> None:
-        await sink.reset()
-        before = some_events(5)
-        assert_delivered(await hand_over(sink, before))
-        await sink.reset()
-        after = some_events(5)
-        assert_delivered(await hand_over(sink, after))
-        assert_arrived(await sink_harness.received(), [*before, *after])
-
-    async def test_a_sink_opens_again_after_it_was_closed(self, sink_harness: SinkHarness, sink: Sink) -> None:
+    def test_a_withdrawal_of_nothing_changes_nothing(self, sink_harness: SinkHarness, sink: Sink) -> None:
+        sink.withdraw()
         before, after = some_events(5), some_events(5)
-        assert_delivered(await hand_over(sink, before))
-        await sink.close()
-        await sink.open()
-        assert_delivered(await hand_over(sink, after))
-        assert_arrived(await sink_harness.received(), [*before, *after])
+        assert_delivered(hand_over(sink, before))
+        sink.withdraw()
+        assert_delivered(hand_over(sink, after))
+        assert_arrived(sink_harness.received(), [*before, *after])
 
-    async def test_a_sink_opens_while_its_destination_is_down(self, sink_harness: SinkHarness) -> None:
-        await sink_harness.break_destination()
+    def test_a_wake_ends_the_wait_for_completions(self, sink: Sink) -> None:
+        began = time.monotonic()
+        threading.Timer(0.05, sink.wake).start()
+        assert not sink.completed(PLENTY_SECONDS)
+        assert time.monotonic() - began < PLENTY_SECONDS
+
+    def test_a_sink_opens_again_after_it_was_closed(self, sink_harness: SinkHarness, sink: Sink) -> None:
+        before, after = some_events(5), some_events(5)
+        assert_delivered(hand_over(sink, before))
+        sink.close()
+        sink.open()
+        assert_delivered(hand_over(sink, after))
+        assert_arrived(sink_harness.received(), [*before, *after])
+
+    def test_a_sink_opens_while_its_destination_is_down(self, sink_harness: SinkHarness) -> None:
+        sink_harness.break_destination()
         sink = sink_harness.make_sink()
-        await sink.open()
-        await sink_harness.mend_destination()
+        sink.open()
+        sink_harness.mend_destination()
         events = some_events(5)
-        await hand_over_all(sink, events)
-        await sink.close()
-        assert_arrived(await sink_harness.received(), events)
+        hand_over_all(sink, events)
+        sink.close()
+        assert_arrived(sink_harness.received(), events)
 
-    async def test_a_destination_that_is_up_passes_the_check(self, sink_harness: SinkHarness, sink: Sink) -> None:
-        assert await sink.check() is None
-        await assert_only_arrives(sink_harness, sink)
+    def test_a_destination_that_is_up_passes_the_check(self, sink_harness: SinkHarness, sink: Sink) -> None:
+        assert sink.check() is None
+        assert_only_arrives(sink_harness, sink)
 
 
 class PluginContract(SinkContract):
     """The suite for a plug-in, whose ``sink_harness`` is a ``PluginHarness``."""
 
-    async def test_a_setting_that_the_model_does_not_have_is_refused(self, sink_harness: PluginHarness) -> None:
+    def test_a_setting_that_the_model_does_not_have_is_refused(self, sink_harness: PluginHarness) -> None:
         table = {"type": sink_harness.type, **sink_harness.settings(), "no_such_setting_of_a_sink": 1}
         with pytest.raises(ValueError, match="no_such_setting_of_a_sink"):
             sink_harness.found().settings.model_validate(table)
 
-    async def test_a_replay_delivers_events_again(self, sink_harness: PluginHarness, sink: Sink) -> None:
+    def test_a_replay_delivers_events_again(self, sink_harness: PluginHarness, sink: Sink) -> None:
         events = some_events(5)
-        assert_delivered(await hand_over(sink, events))
+        assert_delivered(hand_over(sink, events))
         client = sink_harness.make_sink(replay=7)
-        await client.open()
+        client.open()
         try:
-            assert_delivered(await hand_over(client, events))
+            assert_delivered(hand_over(client, events))
         finally:
-            await client.close()
-        received = [found.uid for found in await sink_harness.received()]
+            client.close()
+        received = [found.uid for found in sink_harness.received()]
         assert sorted(received) == sorted(event.uid for event in [*events, *events])

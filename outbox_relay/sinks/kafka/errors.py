@@ -7,7 +7,9 @@ The codes are those of ``rd_kafka_resp_err_t``. Codes with an underscore come fr
 from __future__ import annotations
 
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, cast
+
+from confluent_kafka import KafkaError, KafkaException
 
 
 class ErrorKind(Enum):
@@ -125,3 +127,8 @@ def error_kind(error: ClientError) -> ErrorKind:
     if error.fatal():
         return ErrorKind.FATAL
     return ERROR_KINDS.get(error.name(), ErrorKind.DESTINATION)
+
+
+def error_of(exception: KafkaException) -> KafkaError:
+    """Return the error of a ``KafkaException``."""
+    return cast("KafkaError", exception.args[0])

@@ -1,161 +1,157 @@
-"""One librdkafka producer. Used by one thread only."""
+"""One librdkafka producer, and the guard of its first records."""
 
 from __future__ import annotations
 
+import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import takewhile
+from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaException, Producer
 
-from outbox_relay.domain.file_reading import while_reading
-from outbox_relay.formats.headers import own_headers
-from outbox_relay.sinks.kafka.call import DeliverCall
-from outbox_relay.sinks.kafka.client import LINGER_MS, ClientLog, ClientSettings, Scalar, error_of
-from outbox_relay.sinks.kafka.encoded_records import EncodedRecords
-from outbox_relay.sinks.kafka.errors import ErrorKind, error_kind
-from outbox_relay.sinks.kafka.new_producer_guard import NewProducerGuard
-from outbox_relay.sinks.kafka.records import ANY_PARTITION, Headers, RecordFormat, without_reserved
-from outbox_relay.sinks.kafka.statistics import connections
+from outbox_relay.domain.errors import ConfigurationError
+from outbox_relay.domain.event import StoredEvent
+from outbox_relay.sinks.kafka.errors import error_of
+from outbox_relay.sinks.kafka.settings import LINGER_MS, ONE_AT_A_TIME, ClientLog, ClientSettings
 
-_NOW = 0
+MAX_KEYS = 100_000
+"""Maximum number of acknowledged keys that a guard remembers. Beyond it each of them waits once more."""
 
 
 class RecordProducer:
-    """A librdkafka producer. Only :meth:`poll` and :meth:`flush_for` serve its delivery reports.
+    """A librdkafka producer. Only :meth:`serve` serves its delivery reports, and it never raises.
 
-    ``flush`` is never called without a limit: after a fatal error it may never return. Raises KafkaException for
-    settings that the client does not accept.
+    With ``alone`` it sends one record per request, and a refused record does not end it. Raise
+    ``ConfigurationError`` for settings that the client does not accept, and for a file that cannot be used.
     """
 
-    def __init__(
-        self,
-        settings: ClientSettings,
-        log: ClientLog,
-        record_format: RecordFormat,
-        batch_bytes: int,
-        extra: Mapping[str, Scalar] | None = None,
-    ) -> None:
+    def __init__(self, settings: ClientSettings, log: ClientLog, batch_bytes: int, *, alone: bool = False) -> None:
+        self.batch_bytes = batch_bytes
+        self.alone = alone
         self.fatal: str | None = None
         """The error after which the producer is unusable, or None."""
-        self.guard: NewProducerGuard | None = None if extra else NewProducerGuard()
+        self.guard = None if alone else NewProducerGuard()
         """Limits the first records. None where records are sent alone."""
         self.owing: frozenset[int] = frozenset()
         """The ids of connected brokers that have records and have not acknowledged them, at most a second ago."""
-        self._handed_over_at = -math.inf
-        self._settings = settings
         self._log = log
-        self._format = None if record_format.plain else record_format
+        self._lingers = settings.flushes_early
+        self._lingers_until = -math.inf
         callbacks = {"error_cb": log.unreachable, "stats_cb": self._take_statistics, "throttle_cb": log.throttled}
 
-        def make() -> Producer:
-            config = {**settings.producer(batch_bytes, extra or {}), **callbacks}
-            with while_reading("producer"):
-                return Producer(config, logger=log)
-
-        self._producer = settings.reader.call(make)
-
-    def put(self, call: DeliverCall, indexes: Sequence[int]) -> int:
-        """Hand events to the client and return how many of ``indexes`` are dealt with.
-
-        Fewer than given if the client's queue is full or the producer failed, and after a refused event that holds its
-        key. An event that cannot become a record is refused at once.
-        """
-        batch, topics, callbacks, produce = call.batch, call.topics, call.reports.callbacks, self._producer.produce
-        records = EncodedRecords(self._format, call, indexes) if call.encoders else self._format
-        stops, refused = call.refusal_blocks is not None, False
-        dealt = sent = 0
-        for index in indexes:
-            topic = topics[index]
-            if topic is not None:
-                _, _, uid, event_type, key, payload, content_type, own = batch[index][:8]
-                value: bytes | None = payload
-                partition = ANY_PARTITION
-                headers: Headers = [("id", uid), ("type", event_type), ("content-type", content_type)]
-                try:
-                    if records is not None:
-                        value, partition, headers = records.record(batch[index])
-                    elif own is not None:
-                        headers += without_reserved(own_headers(own))
-                    produce(topic, value, key, partition, callbacks[index], None, _NOW, headers)
-                    sent += 1
-                except BufferError:
-                    break
-                except KafkaException as exception:
-                    if not self._take_refusal(call, index, error_of(exception)):
-                        break
-                    refused = True
-                except Exception as exception:
-                    # One event must not end the calls of all others.
-                    call.refuse(index, f"cannot be made a Kafka record: {_without_values(exception)}")
-                    refused = True
-            dealt += 1
-            if refused and stops:
-                break
-        call.count_handed_over(sent)
-        self._handed_over_at = time.monotonic() if sent else self._handed_over_at
-        return dealt
-
-    def _take_refusal(self, call: DeliverCall, index: int, error: KafkaError) -> bool:
-        """Record that the client refused an event. Return False if it refuses all events from now on."""
-        match error_kind(error):
-            case ErrorKind.FATAL:
-                self._fail(self._settings.describe(error))
-                return False
-            case ErrorKind.MESSAGE:
-                call.refuse(index, self._settings.describe(error))
-            case _:
-                call.reports.failures[index] = error
-        return True
-
-    def _take_statistics(self, report: str) -> None:
-        found = connections(report)
-        self.owing = found.owing
-        if found.up:
-            self._log.clear_trouble()
-
-    def _fail(self, reason: str) -> None:
-        self.fatal = self.fatal or reason
-
-    def poll(self, seconds: float) -> None:
-        """Serve the available reports, or wait up to ``seconds`` for one. Blocks."""
-        self._serve(self._producer.poll, seconds)
-
-    def flush_for(self, seconds: float) -> None:
-        """Serve reports for up to ``seconds``, without letting records linger. Blocks.
-
-        No record lingers once ``LINGER_MS`` have passed since the last one was handed over. From then on this is a
-        :meth:`poll`, because flushing keeps the client's thread busy while a request is in flight.
-        """
-        lingers = self._settings.flushes_early and time.monotonic() < self._handed_over_at + LINGER_MS / 1000
-        self._serve(self._producer.flush if lingers else self._producer.poll, seconds)
-
-    def _serve(self, serve: Callable[[float], object], seconds: float) -> None:
+        config = {**settings.producer(batch_bytes, ONE_AT_A_TIME if alone else {}), **callbacks}
         try:
-            serve(seconds)
+            self._client: Producer | None = Producer(config, logger=log)
         except KafkaException as exception:
-            self._fail(self._settings.describe(error_of(exception)))
-        except SystemError as exception:
-            self._fail(f"the client failed: {type(exception).__name__}")
-
-    def purge(self, *, in_flight: bool) -> None:
-        """Purge the unsent records, and with ``in_flight`` those that were sent and not acknowledged.
-
-        Their delivery reports must still be served.
-        """
-        try:
-            # The binding inverts this flag: with True it does not wait until the queues are purged.
-            self._producer.purge(in_queue=True, in_flight=in_flight, blocking=False)
-        except KafkaException as exception:
-            self._fail(self._settings.describe(error_of(exception)))
+            raise ConfigurationError(f"producer: {settings.describe(error_of(exception))}") from None
+        self.produce: Callable[..., None] = self._client.produce
 
     def close(self) -> None:
         """Destroy the producer with all records that it still has. Blocks for some milliseconds."""
         # Releases the last reference: deallocation ends the client without the flush of its close().
-        self._producer = cast("Producer", None)
+        self._client = None
+        del self.produce
+
+    def fail(self, reason: str) -> None:
+        """Record that the producer is unusable."""
+        self.fatal = self.fatal or reason
+
+    def records_wait(self) -> None:
+        """Record that records were handed over, which linger in the client for now."""
+        self._lingers_until = time.monotonic() + LINGER_MS / 1000
+
+    def serve(self, seconds: float) -> None:
+        """Serve the available reports, or wait up to ``seconds`` for one without letting records linger."""
+        # Flushing ends the lingering, and keeps the client's thread busy while a request is in flight. It never has no
+        # limit: after a fatal error it may never return.
+        client, flushes = self._client, seconds and self._lingers and time.monotonic() < self._lingers_until
+        try:
+            if client is not None:
+                (client.flush if flushes else client.poll)(seconds)
+        except KafkaException as exception:
+            self.fail(self._log.settings.describe(error_of(exception)))
+        except SystemError as exception:
+            self.fail(f"the client failed: {type(exception).__name__}")
+
+    def purge(self, *, in_flight: bool) -> None:
+        """Purge the unsent records, and with ``in_flight`` those that were sent and not acknowledged. For any thread.
+
+        Their delivery reports must still be served.
+        """
+        client = self._client
+        try:
+            if client is not None:
+                # The binding inverts this flag: False waits, with Python's lock, for threads that may look a name up.
+                client.purge(in_queue=True, in_flight=in_flight, blocking=True)
+        except KafkaException as exception:
+            self.fail(self._log.settings.describe(error_of(exception)))
+
+    def _take_statistics(self, report: str) -> None:
+        """Take the state of the connections from a report (STATISTICS.md)."""
+        # The topics come last, are not needed, and grow with their number.
+        head, topics, _ = report.partition('"topics":')
+        found: dict[str, Any] = json.loads(f"{head.rstrip().rstrip(',')}}}" if topics else report)
+        up = [broker for broker in found.get("brokers", {}).values() if broker.get("state") == "UP"]
+        self.owing = frozenset(
+            each["nodeid"] for each in up if each.get("waitresp_msg_cnt", 0) + each.get("outbuf_msg_cnt", 0)
+        )
+        if up:
+            self._log.clear_trouble()
 
 
-def _without_values(exception: Exception) -> str:
-    """Return a description without parts of the event, which messages of libraries may contain."""
-    return str(exception) if type(exception) in (ValueError, TypeError) else type(exception).__name__
+TopicKey = tuple[str, str]
+
+
+class NewProducerGuard:
+    """Keeps a new producer from reordering the first records of each key.
+
+    A request that fails for good leaves a gap in the sequence numbers of its partition, and the broker refuses later
+    requests. But the broker detects a gap only in a partition where it has accepted a record of this producer.
+    Otherwise it accepts the request after a refused one, and the other records of the refused request, sent again,
+    would follow it. So on a new producer a record waits for an earlier one of its key, until one record of that key, or
+    one in every partition of the topic, has been acknowledged.
+    """
+
+    def __init__(self) -> None:
+        self.partitions: set[tuple[str, int]] = set()
+        """Topic and number of the partitions with an acknowledged record."""
+        self._sent: set[TopicKey] = set()
+        self._acknowledged: set[TopicKey] = set()
+        self._open_topics: set[str] = set()
+
+    def is_open(self, topics: Collection[str]) -> bool:
+        """Return True if all ``topics`` have an acknowledged record in every partition."""
+        return self._open_topics.issuperset(topics)
+
+    def sendable(self, topics: Sequence[str], events: Sequence[StoredEvent], indexes: Sequence[int]) -> Sequence[int]:
+        """Return the first of ``indexes``, up to an event that must wait for an acknowledgement."""
+        sent = set(self._sent)
+
+        def may_send(index: int) -> bool:
+            key = self._guarded(topics[index], events[index].key)
+            return key is None or (key not in sent and not sent.add(key))
+
+        return list(takewhile(may_send, indexes))
+
+    def sent(self, events: Iterable[tuple[str, str | None]]) -> None:
+        """Record that events were handed over, given by topic and key."""
+        self._sent.update(key for topic, key_ in events if (key := self._guarded(topic, key_)) is not None)
+
+    def record_acknowledged(self, partition_count: Callable[[str], float]) -> None:
+        """Record that all records were acknowledged; ``partition_count`` returns that of a topic."""
+        topics = {topic for topic, _ in self._sent}
+        self._acknowledged |= self._sent
+        self._sent.clear()
+        for topic in topics:
+            if sum(name == topic for name, _ in self.partitions) >= partition_count(topic):
+                self._open_topics.add(topic)
+        if topics <= self._open_topics or len(self._acknowledged) > MAX_KEYS:
+            self._acknowledged.clear()
+
+    def _guarded(self, topic: str, key: str | None) -> TopicKey | None:
+        """Return topic and key of an event, or None if it may follow another of its key."""
+        if key is None or topic in self._open_topics or (found := (topic, key)) in self._acknowledged:
+            return None
+        return found

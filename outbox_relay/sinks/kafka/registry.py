@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,19 +18,15 @@ from confluent_kafka.schema_registry.error import SchemaRegistryError
 
 from outbox_relay.domain.authorities import system_authorities
 from outbox_relay.domain.file_reading import read_file
-from outbox_relay.sinks.kafka.call import Encoder
-from outbox_relay.sinks.kafka.encoder_base import FoundSchema, References
-from outbox_relay.sinks.kafka.event_schemas import SchemasUnavailable, SchemaUnusable, Subject
-from outbox_relay.sinks.kafka.json_depth import is_too_deep
-from outbox_relay.sinks.kafka.schema_encoders import Format, encoders_of, make_encoder
+from outbox_relay.sinks.kafka.delivery import Encoder
+from outbox_relay.sinks.kafka.encoders import Format, FoundSchema, References, is_too_deep, make_encoder
+from outbox_relay.sinks.kafka.schemas import SchemasUnavailable, SchemaUnusable, Subject
 from outbox_relay.sinks.tls import Tls, verify_alike
 
 MAX_THREADS = 4
 """Maximum number of reads under way, with those whose answers are no longer awaited."""
 MAX_FILE_BYTES = 1_048_576
 MAX_ID = 2**31 - 1
-WAIT_SECONDS = 0.05
-"""Interval at which a waiting call checks whether it was withdrawn."""
 NOT_A_REGISTRY = "the answer is not that of a registry; is the path in url right?"
 
 SchemaType: TypeAlias = Literal["AVRO", "JSON", "PROTOBUF"]
@@ -64,21 +59,19 @@ class SchemaRegistry:
     """Reads schemas and makes their encoders.
 
     Each read has a client and a daemon thread of its own: it reads the files of the settings again, nothing stays open
-    after it, and the caller's wait ends in time even if a resolver never answers. Raise ImportError without the
-    packages of the format.
+    after it, and the caller's wait ends in time even if a resolver never answers.
     """
 
     def __init__(self, options: RegistryOptions) -> None:
         self._options = options
         self._urls = [url.strip() for url in options.urls.split(",")]
         self._threads = threading.BoundedSemaphore(MAX_THREADS)
-        self._make = encoders_of(options.format)
 
-    def read(self, subjects: Sequence[Subject], seconds: float, cancelled: Callable[[], bool]) -> Iterator[Answer]:
+    def read(self, subjects: Sequence[Subject], seconds: float) -> Iterator[Answer]:
         """Yield each subject with the encoder of its newest schema, or with the reason why there is none.
 
         Without subjects find out if the registry answers. Raise ``SchemasUnavailable`` if it does not answer within
-        ``seconds``, or when ``cancelled()``.
+        ``seconds``.
         """
         answers: Answers = queue.Queue()
         abandoned = threading.Event()
@@ -88,7 +81,7 @@ class SchemaRegistry:
         run = partial(self._run, subjects, answers, abandoned)
         threading.Thread(target=run, name="schema registry", daemon=True).start()
         try:
-            while (answer := self._next(answers, deadline, cancelled)) is not None:
+            while (answer := self._next(answers, deadline)) is not None:
                 if isinstance(answer, SchemasUnavailable):
                     # The client begins with the first address: another one is the first next time.
                     self._urls.append(self._urls.pop(0))
@@ -97,13 +90,11 @@ class SchemaRegistry:
         finally:
             abandoned.set()
 
-    def _next(
-        self, answers: Answers, deadline: float, cancelled: Callable[[], bool]
-    ) -> Answer | SchemasUnavailable | None:
-        while not cancelled() and time.monotonic() < deadline:
-            with contextlib.suppress(queue.Empty):
-                return answers.get(timeout=WAIT_SECONDS)
-        return self._unavailable("no answer in time")
+    def _next(self, answers: Answers, deadline: float) -> Answer | SchemasUnavailable | None:
+        try:
+            return answers.get(timeout=max(deadline - time.monotonic(), 0.0))
+        except queue.Empty:
+            return self._unavailable("no answer in time")
 
     def _run(self, subjects: Sequence[Subject], answers: Answers, abandoned: threading.Event) -> None:
         try:
@@ -178,7 +169,7 @@ class SchemaRegistry:
                     raise
             return SchemaUnusable(f"subject {subject.name}: the schema registry {fault} ({_status(error)})")
         try:
-            return make_encoder(self._make, subject.name, subject.record, found)
+            return make_encoder(self._options.format, subject.name, subject.record, found)
         except SchemaUnusable as reason:
             return reason
         except Exception as error:

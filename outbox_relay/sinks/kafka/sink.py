@@ -1,46 +1,87 @@
-"""The Kafka sink, as used in the event loop."""
+"""The Kafka sink. It hands events over to librdkafka and takes its reports, in the thread of the sink's loop.
+
+These rules keep the order and lose nothing:
+
+- librdkafka never gives up a record by itself. When acknowledgements stop, all records are purged, all reports are
+  served, and the producer is replaced. Unacknowledged events are ``Unavailable``, so the acknowledged records are a
+  prefix per partition.
+- A request that fails for good ends the producer (``enable.gapless.guarantee``), so no later record overtakes. A new
+  producer begins with one event of each key (``NewProducerGuard``). The events in flight are sent again in order, up to
+  the last suspect one at a time, by a producer that sends single records. Only an event that fails alone is
+  ``Refused``. A producer is replaced when all its records have reports.
+- A topic that accepts no events does not hold back other topics. Except for occasional probes its events are
+  ``Unavailable`` without being sent.
+- A call ends after all earlier ones. In its verdicts no delivered event follows an unavailable one of its key.
+- Where dead letters hold their key, no event of the key is handed over after a refused event. Records that failed in
+  the same request, or after it, are sent again only when the refused one is known: by then its key is blocked.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
-from functools import partial
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 
 from outbox_relay.domain.errors import ConfigurationError
-from outbox_relay.domain.event import StoredEvent
-from outbox_relay.domain.file_reading import sink_files
+from outbox_relay.domain.event import PAYLOAD
 from outbox_relay.domain.lease_clock import lease_clock
-from outbox_relay.domain.outcomes import Verdict
-from outbox_relay.formats.topics import TOPICS_MAX
-from outbox_relay.sinks.kafka.call import DeliverCall, DeliveryRound
-from outbox_relay.sinks.kafka.client import ClientLog, ClientSettings, Scalar, error_of
-from outbox_relay.sinks.kafka.cluster_check import check, online_warning
-from outbox_relay.sinks.kafka.event_schemas import EventSchemas
-from outbox_relay.sinks.kafka.in_flight_messages import CALL_STALLS
+from outbox_relay.domain.outcomes import Refused, Unavailable
+from outbox_relay.formats.headers import own_headers
+from outbox_relay.formats.topics import TopicTemplate
+from outbox_relay.sinks.calls import Call, Sink
+from outbox_relay.sinks.kafka.cluster import Cluster, ClusterCheck, ClusterUnavailable
+from outbox_relay.sinks.kafka.delivery import BEHIND, Delivery, KeyBlocks
+from outbox_relay.sinks.kafka.errors import TOO_LARGE, ErrorKind, error_kind, error_of
 from outbox_relay.sinks.kafka.producer import RecordProducer
-from outbox_relay.sinks.kafka.producer_thread import ProducerThread
-from outbox_relay.sinks.kafka.records import RecordFormat
-from outbox_relay.sinks.kafka.tokens import TokenProvider
-from outbox_relay.sinks.kafka.topic_metadata import TopicCreation
-from outbox_relay.sinks.kafka.topic_resolver import Template, TopicResolver
-
-T = TypeVar("T")
+from outbox_relay.sinks.kafka.records import ANY_PARTITION, CONTENT_TYPE, Headers, RecordFormat, without_reserved
+from outbox_relay.sinks.kafka.schemas import EventSchemas, SchemasUnavailable
+from outbox_relay.sinks.kafka.settings import ClientLog, ClientSettings, Scalar, TokenProvider, TokenUnavailable
+from outbox_relay.sinks.kafka.topics import TopicCreation, TopicMetadata, TopicResolver, TopicTroubles
 
 MAX_BATCH = 4_000
 """Maximum number of events in one call. The cost per event falls up to about 1,000; these fit into a few requests."""
 MAX_IN_FLIGHT = 2
 """One batch is handed over while the previous one is being acknowledged."""
+CHECK_EVERY = 100
+"""Number of events handed over between two checks of the clock and the reports."""
+RUN_SECONDS = 0.05
+"""Time of handing over after which the loop gets its turn: some encoders are slow."""
+SERVE_SECONDS = 0.001
+"""One wait for reports while calls are open."""
+IDLE_SECONDS = 0.5
+"""Time between two rounds of serving errors and log lines of the client while no call is open."""
+SILENT_STALLS = 2.5
+"""Maximum wait, in multiples of ``stall_seconds``, for a connected broker that owes acknowledgements and is silent."""
+CALL_STALLS = 3.0
+"""Usual maximum duration of a call in multiples of ``stall_seconds``, and each further time of calls with rows."""
+PURGE_SECONDS = 5.0
+"""Maximum wait for the reports of purged records. They need no broker, so they come at once."""
+STALL_REQUEST_SECONDS = 1.0
+"""Time for requests that find out if brokers answer."""
 CHECK_SECONDS = 5.0
 """Maximum wait of ``check`` for each answer of a broker."""
+LATE = Unavailable("not handed to Kafka's client in time", behind=True, untouched=True)
+"""The verdict of events that are left when their lease is over, which says nothing about the destination."""
+
+_NOW = 0
 
 
-class KafkaSink:
-    """Delivers events to Kafka under the contract of ``Sink``, with payload, key and headers.
+class DeliveryHalted(Exception):
+    """No event can be delivered now, so everything in flight is purged. The message is the reason."""
+
+
+class LeaseOver(Exception):
+    """Nothing more may be sent, because a lease is over."""
+
+
+class KafkaSink(Sink):
+    """Delivers events to Kafka, with payload, key and headers.
 
     ``topic`` is the template of topics. ``producer`` has settings for librdkafka; those that would break a guarantee
     are overridden. ``files`` contain further settings by name and are read again for every producer.
@@ -55,9 +96,8 @@ class KafkaSink:
     topic of a sink is its whole destination.
 
     ``record_format`` has the settings of records, ``creation`` those of created topics, if the sink creates any. With
-    ``hold_keys`` no event of a key is sent after a refused one, in this and in all concurrent calls: such events are
-    ``Unavailable`` with ``behind``. ``topics`` are patterns of the topics that events may name, and ``topics_max``
-    limits their number. Events beyond either are ``Refused``.
+    ``hold_keys`` no event of a key is sent after a refused one: such events are ``Unavailable`` with ``behind``.
+    ``topics`` are patterns of the topics that events may name.
 
     With ``schemas`` the value of a record is the payload in its schema. An event that does not fit is ``Refused``.
     While the registry does not answer, events of unknown schemas are ``Unavailable``.
@@ -75,7 +115,7 @@ class KafkaSink:
     def __init__(
         self,
         name: str,
-        topic: Template,
+        topic: TopicTemplate,
         producer: Mapping[str, Scalar],
         stall_seconds: float,
         *,
@@ -84,197 +124,641 @@ class KafkaSink:
         files: Mapping[str, Path] | None = None,
         hold_keys: bool = False,
         topics: Sequence[str] = (),
-        topics_max: int = TOPICS_MAX,
         delivery_details: bool = False,
         schemas: EventSchemas | None = None,
         tokens: TokenProvider | None = None,
     ) -> None:
         self.timeout_seconds = CALL_STALLS * stall_seconds
+        self.topic = topic.text
+        """The topic, or the template of topics, as the settings have it."""
         self._name = name
-        self._topics = TopicResolver(topic, topics, topics_max)
-        self._reader = sink_files(name)
-        self._tokens = tokens
-        self._settings = self._new_settings(producer, files, creation)
-        self._format = record_format or RecordFormat()
-        self._creation = creation
         self._stall_seconds = stall_seconds
         self._hold_keys = hold_keys
         self._delivery_details = delivery_details
+        self._creates = creation is not None
+        self._format = record_format or RecordFormat()
         self._schemas = schemas
-        self._thread: ProducerThread | None = None
-        self._round = DeliveryRound()
-        self._number = 0
-        self._row_calls: set[DeliverCall] = set()
+        self._is_plain = self._format.plain and schemas is None
+        self._resolver = TopicResolver(topic, topics)
+        self._settings = ClientSettings(producer, files, creates=self._creates, tokens=tokens)
+        self._log = ClientLog(self._settings, name)
+        self._metadata = TopicMetadata(self._settings, self._log, creation)
+        self._troubles = TopicTroubles()
+        self._blocks = KeyBlocks()
+        self._producer: RecordProducer | None = None
+        self._open: deque[Delivery] = deque()
+        """The calls that have not ended, in order. The records of each were handed over before those of the next."""
+        self._spare: list[Delivery] = []
+        self._newest = 0
+        self._halted: Unavailable | None = None
+        """Why nothing is handed over until every call has been taken, or None."""
+        self._purged = False
+        """True from a purge by another thread on, until its reports are served. Nothing is handed over meanwhile."""
+        self._alone_until: tuple[int, int] | None = None
+        """The place, call and index, up to which events are sent alone, or None."""
+        self._reported = 0
+        self._progress_at = self._checked_at = 0.0
+        self._lease_until = 0.0
+        self._waits_for: str | None = None
+        self._woken = threading.Event()
 
-    @property
-    def topic(self) -> str:
-        """Return the topic, or the template of topics, as the settings have it."""
-        return self._topics.text
+    # -- for any thread -------------------------------------------------------------------------------------------
 
     @property
     def trouble(self) -> str | None:
-        """Return why no broker is reachable, or what delays acknowledgements. None also while the sink is closed."""
-        return None if self._thread is None else self._thread.trouble
+        """Return why no broker is reachable, or what delays acknowledgements, or None."""
+        return self._log.trouble or self._log.throttle or self._waits_for
 
-    async def open(self) -> None:
-        """Start the thread and open a producer, which connects by itself.
+    def wake(self) -> None:
+        """See ``Sink``."""
+        self._woken.set()
 
-        Raise ``ConfigurationError`` for settings that librdkafka does not accept, and for files that cannot be used.
-        """
-        if self._thread is not None:
-            return
-        thread = ProducerThread(
-            self._name,
-            self._settings,
-            self._topics,
-            self._stall_seconds,
-            self.max_batch,
-            self._format,
-            self._creation,
-            hold_keys=self._hold_keys,
-            schemas=self._schemas,
-        )
-        try:
-            await self._reader.acall(thread.start)
-        except KafkaException as exception:
-            raise self._misconfigured(self._settings.describe(error_of(exception)), "producer: ") from None
-        except ConfigurationError as reason:
-            raise self._misconfigured(reason) from None
-        self._thread = thread
-        self._round = DeliveryRound()
+    def purge(self) -> None:
+        """Send nothing more that was handed over and is not on its way yet. Its reports end the calls."""
+        if self._open and (producer := self._producer) is not None:
+            self._purged = True  # first: a later record of a key must not overtake a purged one
+            producer.purge(in_flight=False)
 
-    async def validated_settings(self, producer: Mapping[str, Scalar], files: Mapping[str, Path]) -> ClientSettings:
-        """Return settings for ``use_settings``, with the present contents of the files.
-
-        Raise ``ConfigurationError`` as ``open`` does.
-        """
-        newer = self._new_settings(producer, files, self._creation)
-
-        def make_producer() -> None:
-            RecordProducer(newer, ClientLog(newer), self._format, newer.batch_bytes).close()
-
-        try:
-            await self._reader.acall(make_producer)
-        except KafkaException as exception:
-            raise self._misconfigured(newer.describe(error_of(exception)), "producer: ") from None
-        except ConfigurationError as reason:
-            raise self._misconfigured(reason) from None
-        return newer
-
-    def _new_settings(
-        self, producer: Mapping[str, Scalar], files: Mapping[str, Path] | None, creation: TopicCreation | None
-    ) -> ClientSettings:
-        creates = creation is not None
-        return ClientSettings(producer, files, creates=creates, reader=self._reader, tokens=self._tokens)
-
-    def use_settings(self, newer: ClientSettings) -> None:
-        """Deliver with ``newer`` from the next batch on, after all records in flight have their reports."""
-        if self._thread is None:
-            self._settings.adopt(newer)
-        else:
-            self._thread.put(partial(self._thread.use_settings, newer))
-
-    def _misconfigured(self, reason: object, prefix: str = "") -> ConfigurationError:
-        return ConfigurationError(f"sinks.{self._name}.{prefix}{reason}")
-
-    async def deliver(self, batch: Sequence[StoredEvent], until: float, attempt: int = 0, /) -> Sequence[Verdict]:
-        """Deliver at most ``max_batch`` events as ``Sink.deliver`` does. Raise RuntimeError if the sink is closed."""
-        thread = self._open_thread()
-        delivery_round = self._round = self._current_round()
-        now, has_rows = lease_clock(), attempt > 0
-        deadline = now + self.timeout_seconds if has_rows else max(until, now + self._stall_seconds)
-        if has_rows and until > now:
-            # The lease of a row outlasts the call: ``until`` is the time by which the call should have begun.
-            until = deadline
-        verdicts: asyncio.Future[Sequence[Verdict]] = asyncio.get_running_loop().create_future()
-        answer = partial(_set_result, verdicts)
-        self._number += 1
-        with_details = self._delivery_details or has_rows
-        call = thread.new_call(
-            *(self._number, batch, until, deadline, delivery_round, answer),
-            with_details=with_details,
-            has_rows=has_rows,
-        )
-        delivery_round.begin_call()
-        if has_rows:
-            self._row_calls.add(call)
-        try:
-            thread.put(partial(thread.take, call))
-            return await verdicts
-        finally:
-            delivery_round.end_call()
-            call.returned(self._number)
-            self._row_calls.discard(call)
-
-    def extend(self, until: float) -> None:
-        """Let calls with events of the log last until the ``lease_clock()`` value ``until``, as ``ExtendsCalls``."""
-        if self._thread is not None:
-            self._thread.extend(until)
-
-    def deadlines(self) -> Mapping[int, float]:
-        """Return the ends of calls with rows that last longer than usual, as ``ExtendsDeliveries``."""
-        return {
-            event.id: call.deadline + self._stall_seconds
-            for call in self._row_calls
-            if call.extended
-            for event in call.batch
-        }
-
-    def _current_round(self) -> DeliveryRound:
-        current = self._round
-        return DeliveryRound() if current.end_reason is not None and not current.open_calls else current
-
-    async def reset(self) -> None:
-        """Purge all records, and return when none of them can be sent any more."""
-        thread = self._thread
-        if thread is None:
-            return
-        self._round.end("withdrawn", withdraw=True)
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        thread.put(partial(thread.withdraw, partial(_set_result, done, None)))
-        await done
-
-    async def check(self) -> str | None:
+    def check(self) -> str | None:
         """Return why the cluster would not accept events now, or None. Creates no topic.
 
         Checks the metadata of the cluster, those of the topic if there is only one, and the user's limit for records,
         then the schema registry and the subjects of the types that the settings name.
         """
-        creates, topic = self._creation is not None, self._topics.constant
-        problem = await asyncio.to_thread(check, self._settings, topic, CHECK_SECONDS, creates=creates)
+        try:
+            problem = self._cluster_check().problem()
+        except ClusterUnavailable as reason:
+            return str(reason)
         if problem is not None or self._schemas is None:
             return problem
-        return await asyncio.to_thread(self._schemas.check, self._topics.of_type, CHECK_SECONDS)
+        return self._schemas.check(self._resolver.of_type, CHECK_SECONDS)
 
-    async def online_warning(self, payload_bytes: int | None) -> str | None:
+    def online_warning(self, payload_bytes: int | None) -> str | None:
         """Return a warning if the topic is missing, or if events with payloads of ``payload_bytes`` would end dead."""
-        creates, topic = self._creation is not None, self._topics.constant
-        return await asyncio.to_thread(
-            online_warning, self._settings, topic, payload_bytes, CHECK_SECONDS, creates=creates
-        )
+        with contextlib.suppress(ClusterUnavailable):
+            return self._cluster_check().warning(payload_bytes)
+        return None
 
-    async def close(self) -> None:
-        """Purge all records and end the thread."""
-        if self._thread is None:
+    def _cluster_check(self) -> ClusterCheck:
+        return ClusterCheck(self._settings, self._resolver.constant, CHECK_SECONDS, creates=self._creates)
+
+    # -- for the thread of the loop -------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Open a producer, which connects by itself.
+
+        Raise ``ConfigurationError`` for settings that librdkafka does not accept, and for files that cannot be used.
+        """
+        try:
+            if self._producer is None:
+                self._open_producer()
+        except TokenUnavailable:
+            pass  # the first call opens another one
+        except ConfigurationError as reason:
+            raise ConfigurationError(f"sinks.{self._name}.{reason}") from None
+
+    def close(self) -> None:
+        """Purge all records, and close the producer."""
+        self.withdraw()
+        self._close_producer()
+
+    def submit(self, call: Call) -> None:
+        """Begin a call, and hand over what may be sent now."""
+        self._newest += 1
+        delivery = self._spare.pop() if self._spare else Delivery(self.max_batch)
+        now, has_rows = lease_clock(), call.attempt > 0
+        deadline = now + self.timeout_seconds if has_rows else max(call.until, now + self._stall_seconds)
+        delivery.begin(call, self._newest, deadline, details=self._delivery_details or has_rows)
+        if has_rows and call.until > now:
+            # The lease of a row outlasts the call: ``until`` is the time by which the call should have begun.
+            delivery.until = deadline
+        self._open.append(delivery)
+        if self._halted is not None:
+            delivery.abandon(self._halted)
+        self._work()
+
+    def completed(self, seconds: float) -> Sequence[Call]:
+        """See ``Sink``."""
+        until = time.monotonic() + seconds
+        self._work()
+        while not (ended := self._take_ended()) and not self._woken.is_set():
+            if (left := until - time.monotonic()) <= 0:
+                return ended
+            if self._open:
+                self._work(min(left, SERVE_SECONDS))
+            else:
+                self._woken.wait(min(left, IDLE_SECONDS))
+                self._work()
+        self._woken.clear()
+        return ended
+
+    def extend(self, until: float) -> None:
+        """Let calls with events of the log last until the ``lease_clock()`` value ``until``."""
+        self._lease_until = until
+
+    def deadlines(self) -> Mapping[int, float]:
+        """See ``Sink``."""
+        return {
+            event.id: delivery.deadline + self._stall_seconds
+            for delivery in self._open
+            if delivery.has_rows and delivery.extended
+            for event in delivery.events
+        }
+
+    def withdraw(self) -> None:
+        """Purge all records, and return when none of them can be sent any more."""
+        if self._open:
+            self._purge()
+        for delivery in self._open:
+            for topic in delivery.probes:
+                self._troubles.end_probe(topic, delivered=False)
+        self._open.clear()
+        self._blocks = KeyBlocks()
+        self._halted, self._purged, self._reported = None, False, 0
+
+    # -- the rounds of serving reports and handing over -----------------------------------------------------------
+
+    def _work(self, seconds: float = 0.0) -> None:
+        """Wait up to ``seconds`` for reports, then hand over what may be sent."""
+        try:
+            self._serve(seconds)
+            pause_at = time.monotonic() + RUN_SECONDS
+            while self._recover() and (pending := next((each for each in self._open if each.pending), None)):
+                if not self._hand_over(pending) or time.monotonic() >= pause_at:
+                    break
+        except ClusterUnavailable as reason:
+            self._end_round(Unavailable(str(reason)))
+        except (DeliveryHalted, ConfigurationError) as reason:
+            self._halt(Unavailable(self._log.explain(str(reason))))
+        except LeaseOver:
+            (self._halt if self._purged else self._end_round)(LATE)
+
+    def _serve(self, seconds: float = 0.0) -> None:
+        """Serve the available reports, or wait up to ``seconds`` for some, then look if they come as they should.
+
+        Raise ``DeliveryHalted`` when waiting must end.
+        """
+        if self._producer is not None:
+            self._producer.serve(seconds)
+        elif seconds:
+            self._woken.wait(seconds)
+        if not self._open:
             return
-        thread, self._thread = self._thread, None
-        self._round.end("closed", withdraw=True)
-        thread.put(thread.stop)
-        await asyncio.to_thread(thread.join)
+        reported, now = sum(each.reported for each in self._open), time.monotonic()
+        if reported > self._reported:
+            self._log.clear()
+        if reported != self._reported or not self._outstanding:
+            self._progress_at, self._waits_for = now, None
+        self._reported = reported
+        if now - max(self._progress_at, self._checked_at) > self._stall_seconds and not self._is_throttled(now):
+            self._wait_or_halt()
+        for delivery in self._open:
+            self._extend(delivery)
+            if not delivery.complete and lease_clock() > delivery.deadline:
+                raise DeliveryHalted(f"topic {self.topic}: not acknowledged while the lease lasted")
 
-    def _open_thread(self) -> ProducerThread:
-        if self._thread is None:
-            raise RuntimeError(f"sink {self._name} is not open")
-        return self._thread
+    def _extend(self, delivery: Delivery) -> None:
+        """Let a call last for as long as its leases."""
+        now = lease_clock()
+        if not delivery.has_rows:
+            delivery.extend(self._lease_until)
+        elif now > delivery.deadline - self._stall_seconds:
+            delivery.extend(now + self.timeout_seconds)
 
+    def _take_ended(self) -> Sequence[Call]:
+        """Return the calls that have ended, none before an earlier one."""
+        ended: list[Call] = []
+        while self._open and self._open[0].complete:
+            delivery = self._open.popleft()
+            self._reported -= delivery.reported
+            for topic, index in delivery.probes.items():
+                self._troubles.end_probe(topic, delivered=index not in delivery.decided)
+            ended.append(delivery.end(self._blocks))
+            oldest = self._open[0].number if self._open else self._newest + 1
+            self._blocks.taken(delivery, self._newest, oldest)
+            self._spare.append(delivery)
+        if not self._open:
+            self._halted, self._waits_for, self._purged = None, None, False
+        return ended
 
-def _set_result(future: asyncio.Future[T], result: T) -> None:
-    """Set the result of ``future`` from another thread."""
-    # Without a running loop no caller is left.
-    with contextlib.suppress(RuntimeError):
-        future.get_loop().call_soon_threadsafe(_resolve, future, result)
+    @property
+    def _outstanding(self) -> int:
+        """Return the number of records without a delivery report."""
+        return sum(each.outstanding for each in self._open)
 
+    def _halt(self, verdict: Unavailable) -> None:
+        """Purge all records, and make all events unavailable that were not acknowledged."""
+        self._purge()
+        for delivery in self._open:
+            if delivery.outstanding:
+                delivery.abandon_all(verdict)
+        self._end_round(verdict)
 
-def _resolve(future: asyncio.Future[T], result: T) -> None:
-    if not future.done():
-        future.set_result(result)
+    def _end_round(self, verdict: Unavailable) -> None:
+        """Hand over nothing more until every call has been taken."""
+        self._halted = verdict
+        for delivery in self._open:
+            delivery.abandon(verdict)
+
+    def _purge(self) -> None:
+        """Purge the producer, serve its reports and close it: no record can be sent any more."""
+        if (producer := self._producer) is not None:
+            producer.purge(in_flight=True)
+            deadline = time.monotonic() + PURGE_SECONDS
+            while self._outstanding and time.monotonic() < deadline:
+                producer.serve(SERVE_SECONDS)
+        self._close_producer()
+        self._metadata.clear()
+        self._alone_until, self._waits_for, self._purged = None, None, False
+        self._prepare_again()
+
+    # -- the producer ---------------------------------------------------------------------------------------------
+
+    def _open_producer(self, *, alone: bool = False) -> RecordProducer:
+        """Open the producer. Raise ``ConfigurationError``."""
+        self._producer = RecordProducer(self._settings, self._log, self._metadata.batch_bytes, alone=alone)
+        self._progress_at = time.monotonic()
+        return self._producer
+
+    def _close_producer(self) -> None:
+        """Close the producer with its records."""
+        if self._producer is not None:
+            self._producer.close()
+            self._producer = None
+        self._log.clear_trouble()
+
+    def _producer_for(self, delivery: Delivery) -> RecordProducer | None:
+        """Return the producer for the next pending event, opened if needed, or None while records need reports first.
+
+        Raise ``ConfigurationError`` if it cannot be opened.
+        """
+        producer, alone = self._producer, False
+        if self._alone_until is not None:
+            if self._outstanding:
+                return None
+            alone = (delivery.number, delivery.pending[0]) <= self._alone_until
+            self._alone_until = self._alone_until if alone else None
+        if producer is not None:
+            if producer.alone == alone and (alone or producer.batch_bytes <= self._metadata.batch_bytes):
+                return producer
+            if self._outstanding:
+                return None
+            self._close_producer()
+        return self._open_producer(alone=alone)
+
+    # -- handing over ---------------------------------------------------------------------------------------------
+
+    def _hand_over(self, delivery: Delivery) -> bool:
+        """Hand over some events of ``delivery``. Return False if reports must come first.
+
+        Raise ``ClusterUnavailable`` or ``LeaseOver`` if no event can be handed over now.
+        """
+        self._extend(delivery)
+        if lease_clock() >= delivery.until:
+            raise LeaseOver
+        if not delivery.prepared:
+            self._prepare(delivery)
+            return True
+        if (producer := self._producer_for(delivery)) is None:
+            return False
+        indexes = delivery.pending[: 1 if producer.alone else CHECK_EVERY]
+        if (guard := producer.guard) is not None and not guard.is_open(self._topics_of(delivery, indexes)):
+            delivery.collect_partitions(guard.partitions)
+            indexes = guard.sendable(delivery.topics, delivery.events, indexes)
+            if not indexes and not self._outstanding:
+                guard.record_acknowledged(self._metadata.partitions)
+                return True
+        blocked = len(delivery.blocks)
+        dealt = self._produce(producer, delivery, indexes)
+        if guard is not None:
+            guard.sent(
+                (delivery.topics[i], delivery.events[i].key) for i in indexes[:dealt] if i not in delivery.decided
+            )
+        if (
+            indexes
+            and not dealt
+            and not self._outstanding
+            and producer.fatal is None
+            and not self._purged
+            and lease_clock() < delivery.until
+        ):
+            self._refuse(delivery, indexes[0], "larger than the queue of Kafka's client (queue.buffering.max.*)")
+            dealt = 1
+        delivery.pending = delivery.pending[dealt:]
+        if len(delivery.blocks) > blocked:
+            self._filter(delivery)
+        self._serve()
+        return dealt > 0
+
+    def _topics_of(self, delivery: Delivery, indexes: Sequence[int]) -> Collection[str]:
+        if self._resolver.constant is not None:
+            return (self._resolver.constant,)
+        return {delivery.topics[index] for index in indexes}
+
+    def _produce(self, producer: RecordProducer, delivery: Delivery, indexes: Sequence[int]) -> int:  # noqa: C901
+        """Hand events to the client and return how many of ``indexes`` are dealt with.
+
+        Fewer than given if the client's queue is full or the producer failed, if making records takes long, and after a
+        refused event that holds its key. An event that cannot become a record is refused at once.
+        """
+        events, topics, callbacks, produce = delivery.events, delivery.topics, delivery.callbacks, producer.produce
+        is_plain, pause_at, blocked = self._is_plain, 0.0, len(delivery.blocks)
+        dealt = sent = 0
+        for index in indexes:
+            if self._purged:
+                break
+            uid, event_type, key, payload, content_type, own = events[index][2:8]
+            value: bytes | None = payload
+            partition = ANY_PARTITION
+            try:
+                if is_plain:
+                    headers: Headers = [("id", uid), ("type", event_type), ("content-type", content_type)]
+                    if own is not None:
+                        headers += without_reserved(own_headers(own))
+                else:
+                    now = time.monotonic()
+                    pause_at = pause_at or now + RUN_SECONDS
+                    if now > pause_at:
+                        break
+                    value, partition, headers = self._record(delivery, index)
+                    if lease_clock() >= delivery.until:
+                        break
+                produce(topics[index], value, key, partition, callbacks[index], None, _NOW, headers)
+                sent += 1
+            except BufferError:
+                break
+            except KafkaException as exception:
+                if not self._take_refusal(producer, delivery, index, error_of(exception)):
+                    break
+            except Exception as exception:
+                # One event must not end the calls of all others. Messages of libraries may contain parts of it.
+                text = str(exception) if type(exception) in (ValueError, TypeError) else type(exception).__name__
+                self._refuse(delivery, index, f"cannot be made a Kafka record: {text}")
+            dealt += 1
+            if len(delivery.blocks) > blocked:
+                break
+        delivery.handed_over += sent
+        if sent:
+            producer.records_wait()
+        return dealt
+
+    def _record(self, delivery: Delivery, index: int) -> tuple[bytes | None, int, Headers]:
+        """Return value, partition and headers. Raise ValueError, with a reason, for an event without a record."""
+        value, partition, headers = self._format.record(delivery.events[index])
+        encoder = delivery.encoders[index] if delivery.encoders else None
+        if encoder is not None and value is not None:
+            value = encoder.encode(delivery.topics[index], value)
+            headers[CONTENT_TYPE] = ("content-type", encoder.content_type)
+        return value, partition, headers
+
+    def _take_refusal(self, producer: RecordProducer, delivery: Delivery, index: int, error: KafkaError) -> bool:
+        """Record that the client refused an event. Return False if it refuses all events from now on."""
+        match error_kind(error):
+            case ErrorKind.FATAL:
+                producer.fail(self._settings.describe(error))
+                return False
+            case ErrorKind.MESSAGE:
+                self._refuse(delivery, index, self._settings.describe(error))
+            case _:
+                delivery.failures[index] = error
+        return True
+
+    # -- verdicts on events that are not sent ---------------------------------------------------------------------
+
+    def _refuse(self, delivery: Delivery, index: int, reason: str) -> None:
+        """Refuse an event, and block its key where refused events hold it."""
+        delivery.decided[index] = Refused(reason)
+        key = delivery.events[index].key
+        if self._hold_keys and key is not None:
+            self._blocks.block(delivery, index, key, BEHIND)
+
+    def _hold_back(self, delivery: Delivery, index: int, verdict: Unavailable) -> None:
+        """Make an event unavailable, and block its key."""
+        delivery.decided[index] = verdict
+        if (key := delivery.events[index].key) is not None:
+            self._blocks.block(delivery, index, key, verdict)
+
+    def _filter(self, delivery: Delivery) -> None:
+        """Keep the pending events that have no verdict, and whose keys and topics take events now."""
+        if self._troubles or self._blocks:
+            for index in delivery.pending:
+                if index not in delivery.decided and (verdict := self._verdict(delivery, index)) is not None:
+                    self._hold_back(delivery, index, verdict)
+        if delivery.decided:
+            delivery.pending = [index for index in delivery.pending if index not in delivery.decided]
+
+    def _verdict(self, delivery: Delivery, index: int) -> Unavailable | None:
+        topic, key = delivery.topics[index], delivery.events[index].key
+        blocked = None if key is None else self._blocks.verdict(delivery, index, key)
+        if blocked is not None or topic not in self._troubles or delivery.probes.get(topic) == index:
+            return blocked
+        if self._metadata.unknown((topic,)) or not self._troubles.begin_probe(topic):
+            return self._troubles.verdict(topic)
+        delivery.probes[topic] = index
+        return None
+
+    # -- preparing a call -----------------------------------------------------------------------------------------
+
+    def _prepare(self, delivery: Delivery) -> None:
+        """Read the metadata of its topics, find its encoders, and refuse impossible events.
+
+        Raise ``ClusterUnavailable`` if the cluster, the only topic or the registry takes no events.
+        """
+        if not delivery.topics:
+            self._resolve(delivery)
+        self._load_metadata(delivery)
+        self._filter(delivery)
+        self._assign_encoders(delivery)
+        self._refuse_too_large(delivery)
+        self._refuse_missing_partitions(delivery)
+        self._filter(delivery)
+        delivery.prepared = True
+
+    def _resolve(self, delivery: Delivery) -> None:
+        if (constant := self._resolver.constant) is not None:
+            delivery.topics = [constant] * len(delivery.events)
+            return
+        for index, event in enumerate(delivery.events):
+            try:
+                topic = self._resolver.topic(event)
+            except ValueError as reason:
+                topic = ""
+                self._refuse(delivery, index, str(reason))
+            delivery.topics.append(topic)
+        delivery.pending = [index for index in delivery.pending if index not in delivery.decided]
+
+    def _load_metadata(self, delivery: Delivery) -> None:
+        """Request unknown topics."""
+        topics = sorted(self._topics_of(delivery, delivery.pending))
+        unknown = [topic for topic in self._metadata.unknown(topics) if self._troubles.may_request(topic)]
+        if not unknown:
+            return
+        seconds = min(self._stall_seconds, delivery.until - lease_clock())
+        patient = any(topic not in self._troubles for topic in unknown)
+        try:
+            refused = self._metadata.load(unknown, seconds, patient=patient)
+        except ClusterUnavailable:
+            if not self._outstanding:
+                self._close_producer()  # one that is opened again reads the files with secrets again
+            raise
+        for topic, reason in refused.items():
+            if topic == self._resolver.constant:
+                raise ClusterUnavailable(reason)
+            self._troubles.add(topic, reason)
+
+    def _assign_encoders(self, delivery: Delivery) -> None:
+        """Choose the encoder of each event."""
+        if self._schemas is None or not delivery.pending:
+            return
+        seconds = min(self._stall_seconds, delivery.until - lease_clock())
+        for index, verdict in self._schemas.assign(delivery, seconds).items():
+            if isinstance(verdict, Refused):
+                self._refuse(delivery, index, verdict.reason)
+            elif verdict.part is None:
+                raise SchemasUnavailable(verdict.reason)
+            else:
+                self._hold_back(delivery, index, verdict)
+        self._filter(delivery)
+
+    def _refuse_too_large(self, delivery: Delivery) -> None:
+        """Refuse the events whose payload exceeds the known limit of their topic, unless their records are smaller."""
+        limit_of, sizes = self._metadata.max_message_bytes, map(len, map(PAYLOAD, delivery.events))
+        topics = self._topics_of(delivery, delivery.pending)
+        if self._settings.compresses or self._schemas or max(sizes) <= min(map(limit_of, topics), default=math.inf):
+            return
+        for index in delivery.pending:
+            topic, size = delivery.topics[index], len(delivery.events[index].payload)
+            if size > limit_of(topic):
+                self._metadata.refresh(topic, self._stall_seconds)
+                if size > (limit := limit_of(topic)):
+                    reason = f"MSG_SIZE_TOO_LARGE: {size} bytes, the topic takes at most {limit}"
+                    self._refuse(delivery, index, f"topic {topic}: {reason}")
+
+    def _refuse_missing_partitions(self, delivery: Delivery) -> None:
+        """Refuse the events whose header names no partition of their topic."""
+        if self._format.partition_header is None:
+            return
+        for index in delivery.pending:
+            topic, count = delivery.topics[index], self._metadata.partitions
+            try:
+                partition = self._format.partition(own_headers(delivery.events[index].headers))
+            except ValueError as reason:
+                self._refuse(delivery, index, str(reason))
+                continue
+            if partition >= count(topic):
+                self._metadata.refresh(topic, self._stall_seconds)
+            if partition >= count(topic):
+                reason = f"there is no partition {partition}, there are {count(topic)}, counted from 0"
+                self._refuse(delivery, index, f"topic {topic}: {reason}")
+
+    # -- recovery -------------------------------------------------------------------------------------------------
+
+    def _recover(self) -> bool:
+        """Recover from failed records or a failed producer, once every record has its report.
+
+        Return False if reports must come first. Raise ``DeliveryHalted`` if the destination is at fault, and
+        ``LeaseOver`` after a purge. Otherwise the failed records are pending again, before all other events; those up
+        to the last suspect are sent alone.
+        """
+        if self._purged:
+            if self._outstanding:
+                return False
+            raise LeaseOver
+        producer = self._producer
+        fatal = None if producer is None else producer.fatal
+        if producer is None or (fatal is None and not any(each.failures for each in self._open)):
+            return True
+        if self._outstanding:
+            if fatal is not None:
+                # A failed producer sends no more records, but keeps those of a failed request.
+                producer.purge(in_flight=False)
+            return False
+        suspects, topics = self._causes()
+        if not suspects and not topics:
+            raise DeliveryHalted(fatal or "Kafka's client returned records")
+        for topic, reason in topics.items():
+            self._add_trouble(topic, reason)
+        self._judge(producer, suspects)
+        if fatal is not None:
+            self._close_producer()
+        for delivery in self._open:
+            delivery.pending = [*sorted(delivery.failures), *delivery.pending]
+            delivery.failures = {}
+        self._prepare_again()
+        return True
+
+    def _judge(self, producer: RecordProducer, suspects: Sequence[tuple[Delivery, int]]) -> None:
+        """Refuse a record that failed alone. Let others be sent alone, up to the last suspect."""
+        for delivery, index in suspects:
+            if producer.alone:
+                self._refuse(delivery, index, self._described(delivery, index))
+                del delivery.failures[index]
+                continue
+            self._alone_until = (delivery.number, index)
+            if delivery.failures[index].name() in TOO_LARGE:
+                self._metadata.too_large(delivery.topics[index], producer.batch_bytes)
+
+    def _causes(self) -> tuple[list[tuple[Delivery, int]], dict[str, str]]:
+        """Return the failed records that may be at fault, in order, and the topics at fault with the reasons.
+
+        Records that failed because of their producer are neither: another record is the cause. Raise
+        ``DeliveryHalted`` if the destination is at fault. The only topic of a sink is its whole destination.
+        """
+        suspects: list[tuple[Delivery, int]] = []
+        topics: dict[str, str] = {}
+        for delivery in self._open:
+            for index in sorted(delivery.failures):
+                kind = error_kind(delivery.failures[index])
+                if kind is ErrorKind.MESSAGE:
+                    suspects.append((delivery, index))
+                elif kind is ErrorKind.TOPIC and self._resolver.constant is None:
+                    topics[delivery.topics[index]] = self._described(delivery, index)
+                elif kind in (ErrorKind.TOPIC, ErrorKind.DESTINATION):
+                    raise DeliveryHalted(self._described(delivery, index))
+        return suspects, topics
+
+    def _described(self, delivery: Delivery, index: int) -> str:
+        """Return the error of a failed record for people."""
+        return f"topic {delivery.topics[index]}: {self._settings.describe(delivery.failures[index])}"
+
+    def _add_trouble(self, topic: str, reason: str) -> None:
+        self._troubles.add(topic, reason)
+        self._metadata.forget(topic)
+        for delivery in self._open:
+            delivery.probes.pop(topic, None)
+
+    def _prepare_again(self) -> None:
+        for delivery in self._open:
+            delivery.prepared = False
+
+    # -- stalls ---------------------------------------------------------------------------------------------------
+
+    def _is_throttled(self, now: float) -> bool:
+        """Return True if acknowledgements cannot come yet, because a quota is reached."""
+        return now < self._log.throttled_until + self._stall_seconds and bool(self._owing)
+
+    @property
+    def _owing(self) -> Collection[int]:
+        return () if self._producer is None else self._producer.owing
+
+    def _wait_or_halt(self) -> None:
+        """Wait for acknowledgements that connected brokers owe. Raise ``DeliveryHalted`` if no more come."""
+        self._waits_for = f"topic {self.topic}: no acknowledgement for {self._stall_seconds:g} s"
+        if not self._owing:
+            raise DeliveryHalted(self._waits_for)
+        # Those that answer other requests are only slow.
+        answer, now = self._answer(self._owing), time.monotonic()
+        if answer:
+            self._progress_at = now
+        elif now - self._progress_at > SILENT_STALLS * self._stall_seconds:
+            raise DeliveryHalted(self._waits_for)
+        self._checked_at = now
+
+    def _answer(self, brokers: Collection[int]) -> bool:
+        """Return True if ``brokers`` answer a request on another connection."""
+        try:
+            cluster = Cluster(self._settings, self._log, STALL_REQUEST_SECONDS)
+            cluster.metadata()
+            return not cluster.silent(brokers)
+        except (ClusterUnavailable, KafkaException):
+            return False

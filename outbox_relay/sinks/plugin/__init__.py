@@ -1,4 +1,4 @@
-"""Plug-ins behind a guard: whatever their code does, only their own sink is affected."""
+"""The sink of a plug-in, whose class a package brings."""
 
 from outbox_relay.sinks.plugin.sink import PluginClass, PluginSink
 

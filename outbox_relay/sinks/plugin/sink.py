@@ -1,30 +1,27 @@
-"""The guard around a plug-in: the `Sink` that the relay sees."""
+"""The sink of a plug-in: its class is called in threads, and its verdicts are checked."""
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import nullcontext
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, cast
 
 from outbox_relay.domain.event import StoredEvent
-from outbox_relay.domain.file_reading import while_reading
 from outbox_relay.domain.lease_clock import lease_clock
-from outbox_relay.domain.outcomes import Delivered, Unavailable, Verdict
+from outbox_relay.domain.outcomes import DELIVERED, Attempt, Delivered, Failed, Refused, Unavailable, Verdict
 from outbox_relay.raised import raised
-from outbox_relay.sinks import Plugin, PluginSettings, SinkContext
-from outbox_relay.sinks.plugin.answers import CODE, failed, in_order, read_verdicts, with_details
-from outbox_relay.sinks.plugin.loop_thread import LoopThread, PluginCall, Raised, Returned
-from outbox_relay.sinks.plugin.redaction import own_texts, without
+from outbox_relay.sinks.plugin.redaction import of_event, own_texts, without
+from outbox_relay.sinks.settings import PluginSettings
+from outbox_relay.sinks.threads import LATE, Job, ThreadedSink
 
-CHECK_SECONDS = 15.0
-"""Longest wait for ``check``."""
-CANCEL_SECONDS = 1.0
-"""Longest wait for the end of a call that was cancelled."""
-RESET_SECONDS, CLOSE_SECONDS = 5.0, 5.0
-"""Longest waits for ``reset`` and for ``close``."""
+CODE = "plugin_error"
+"""The code of attempts that failed because of the plug-in itself."""
+BEHIND = Unavailable("an earlier event of its key was not delivered", behind=True)
+CLOSE_SECONDS = 10.0
+"""Maximum wait for a plug-in that closes."""
 MOST_IN_FLIGHT, MOST_IN_BATCH = 4096, 10_000
 """Limits of what a plug-in may say of itself."""
 
@@ -34,71 +31,50 @@ class PluginClass(Protocol):
 
     Settings: type[PluginSettings]
 
-    def __call__(self, settings: Any, context: SinkContext, /) -> Plugin:
-        """Return a sink that has not waited for anything."""
+    def __call__(self, settings: Any, context: Any, /) -> Any:
+        """Return a ``Plugin`` that has not waited for anything."""
         ...
 
 
-class PluginSink:
-    """A sink that calls a plug-in in a thread of its own, with a limit for every wait.
+class PluginSink(ThreadedSink):
+    """A sink that calls a plug-in: with ``keeps_order`` one call at a time, otherwise an event in each of its threads.
 
-    A call that raises, is not answered in time, or is answered with anything but verdicts is a failure of its event,
-    or, with several events, of none of them: then the relay sends one alone. While a call does not end although it was
-    cancelled, nothing is sent: it would run beside its own repetition.
+    A call that raises, is not answered in time, or is answered with anything but verdicts is a failed attempt of its
+    event, or, with several events, of none of them: then the relay sends one alone.
 
     With when_dead = "hold" the relay itself keeps the keys in order, and passes one event in each call.
     """
 
     def __init__(
-        self, plugin_class: PluginClass, settings: PluginSettings, context: SinkContext, plugin: str = "the plug-in"
+        self, plugin_class: PluginClass, settings: PluginSettings, context: Any, plugin: str = "the plug-in"
     ) -> None:
         """Make the plug-in. Raises ValueError, without any secret, if its class raises or has odd properties."""
-        self.timeout_seconds = settings.timeout_seconds
-        self._name = context.name
+        super().__init__(context.name, 1, settings.timeout_seconds, of_replay=context.replay is not None)
         self._plugin_name = plugin
         self._texts = own_texts(settings)
         self._make = partial(plugin_class, settings, context)
-        self._details = settings.record_attempts == "all"
-        self._ordered = settings.order == "key"
-        self._plugin: Plugin | None = self._made()
-        self.keeps_order, self.max_batch, self.max_in_flight = self._properties(self._plugin)
-        if not self.keeps_order or (settings.when_dead == "hold" and self._ordered):
-            self.keeps_order, self.max_batch = False, 1
-        if context.slots is not None and not self.keeps_order:
-            self.max_in_flight = min(self.max_in_flight, context.slots)
-        self._thread: LoopThread | None = None
-        self._opening: PluginCall | None = None
-        self._calls: set[PluginCall] = set()
-        self._abandoned: set[PluginCall] = set()
-        self._resets = 0
-        self._closed = True
-        self._problem: str | None = None
-        self._begin_lock = asyncio.Lock()
-        """Makes calls begin in order: one that finds the plug-in open must not overtake one that waited for it."""
+        self._plugin: Any = self._made()
+        keeps, batch, in_flight = self._properties()
+        if keeps and not (settings.when_dead == "hold" and settings.order == "key"):
+            self.keeps_order, self.max_batch = True, batch
+        else:
+            self.max_in_flight = in_flight if context.slots is None else min(in_flight, context.slots)
+        self._opening = threading.Lock()
+        self._opened: Any = None
+        """The plug-in that was opened last. It may have been closed meanwhile."""
 
-    def __repr__(self) -> str:
-        return f"PluginSink({self._name!r})"
-
-    @property
-    def trouble(self) -> str | None:
-        """Return why the plug-in cannot be called, or None."""
-        return self._problem or self._stuck()
-
-    # -- its life ---------------------------------------------------------------------------------------------
-
-    def _made(self) -> Plugin:
+    def _made(self) -> Any:
         try:
-            with while_reading(self._plugin_name):
-                return self._make()
+            return self._make()
         except (Exception, SystemExit) as error:
-            said = without(str(error), self._texts) if isinstance(error, ValueError) else ""
-            text = f"{self._plugin_name} cannot be made: {raised(error)}{': ' if said else ''}{said}"
+            message = without(str(error), self._texts) if isinstance(error, ValueError) else ""
+            text = f"{self._plugin_name} cannot be made: {raised(error)}{': ' if message else ''}{message}"
             raise ValueError(text) from None
 
-    def _properties(self, plugin: Plugin) -> tuple[bool, int, int]:
+    def _properties(self) -> tuple[bool, int, int]:
         """Return ``keeps_order``, ``max_batch`` and ``max_in_flight``. Raises ValueError if they are odd."""
         try:
-            keeps, batch, in_flight = plugin.keeps_order, plugin.max_batch, plugin.max_in_flight
+            keeps, batch, in_flight = self._plugin.keeps_order, self._plugin.max_batch, self._plugin.max_in_flight
         except Exception as error:
             missing = "keeps_order, max_batch or max_in_flight"
             raise ValueError(f"{self._plugin_name} does not fit: {missing} raised {raised(error)}") from None
@@ -109,191 +85,142 @@ class PluginSink:
                 raise ValueError(f"{self._plugin_name} does not fit: {name} is no number of 1 to {most}")
         return keeps, batch, in_flight
 
-    async def open(self) -> None:
-        """Start the thread, and begin to open the plug-in. Waits for nothing and never raises."""
-        self._closed = False
-        self._start()
-
-    def _start(self) -> PluginCall | None:
-        """Return the call that opens the plug-in, begun if need be, or None with the ``_problem``."""
-        try:
-            plugin = self._plugin = self._plugin or self._made()
-            self._thread = self._thread or LoopThread(f"plug-in {self._name}")
-        except ValueError as error:
-            self._problem = str(error)
-        except (RuntimeError, OSError) as error:  # no thread, or no descriptors for its loop
-            self._problem = f"{self._plugin_name} has no thread: {type(error).__name__}"
-        else:
-            self._opening = self._opening or self._thread.call(getattr(plugin, "open", _no_opening))
-            return self._opening
-        return None
-
-    async def _unopened(self, seconds: float) -> str | None:
-        """Wait until the plug-in is open. Return why it is not after ``seconds``, or None."""
-        if self._closed:
-            return "the sink is closed"
-        if (opening := self._start()) is None:
-            return self._problem
-        match opening.ended.result() if opening.ended.done() else await opening.wait(seconds):
-            case Returned():
-                self._problem = None
-                return None
-            case Raised(text):
-                self._problem = f"{self._plugin_name} cannot be opened: {text}"
-            case None:
-                await self._abandon(opening)
-                self._problem = f"{self._plugin_name} was not opened within {seconds:.3g} s"
-        if self._opening is opening:
-            self._opening = None
-        return self._problem
-
-    async def _abandon(self, call: PluginCall) -> Raised | Returned | None:
-        """Cancel the call. Return its ending, or None if it does not end: then nothing is sent until it does."""
-        call.cancel()
-        try:
-            return await call.wait(CANCEL_SECONDS)
-        finally:
-            if not call.ended.done():
-                self._abandoned.add(call)
-
     # -- deliveries -------------------------------------------------------------------------------------------
 
-    async def deliver(self, batch: Sequence[StoredEvent], until: float, attempt: int = 0, /) -> Sequence[Verdict]:
-        """Deliver as ``Sink.deliver`` specifies, whatever the plug-in does."""
-        if not batch:
-            return []
-        latest = min(lease_clock() + self.timeout_seconds, until)
-        async with self._begin_lock if self.keeps_order else nullcontext():
-            call = await self._begun(batch, latest, until, attempt)
-        if isinstance(call, str):
-            return [Unavailable(call)] * len(batch)
-        return await self._answer(call, batch, attempt)
-
-    async def _begun(self, batch: Sequence[StoredEvent], latest: float, until: float, attempt: int) -> PluginCall | str:
-        """Return the call that delivers ``batch``, begun before ``latest`` and ``until``, or why it is not."""
-        late = "not delivered in time"
-        left = latest - lease_clock()
-        reason = self._stuck() or (late if left <= 0 else await self._unopened(left))
-        if reason is None and lease_clock() >= until:
-            reason = late
-        plugin, thread = self._plugin, self._thread
-        if reason is not None or plugin is None or thread is None:
-            return reason or "the sink is closed"
-        return thread.call(lambda: plugin.deliver(list(batch), until, attempt))
-
-    async def _answer(self, call: PluginCall, batch: Sequence[StoredEvent], attempt: int) -> Sequence[Verdict]:
-        resets, began = self._resets, time.monotonic()
-        self._calls.add(call)
+    def run(self, job: Job) -> Sequence[Verdict]:
+        """Deliver the events of a call, and check the verdicts."""
+        events = job.call.events
+        if (problem := self._unopened()) is not None:
+            return [Unavailable(problem)] * len(events)
+        if lease_clock() >= min(job.call.until, job.ends_at):
+            return [LATE] * len(events)
         try:
-            ending = await call.wait(self.timeout_seconds)
-            if ending is None:
-                verdicts = await self._timed_out(call, batch)
-            else:
-                verdicts = self._verdicts(ending, batch, time.monotonic() - began)
-        finally:
-            if not call.ended.done():
-                call.cancel()
-                self._abandoned.add(call)
-            self._calls.discard(call)
-        if resets != self._resets:
-            reset = Unavailable("the sink was reset")
-            verdicts = [verdict if isinstance(verdict, Delivered) else reset for verdict in verdicts]
-        if self._ordered and self.keeps_order:
-            verdicts = in_order(batch, verdicts)
-        if self._details or attempt:
-            return [with_details(verdict, time.monotonic() - began) for verdict in verdicts]
-        return verdicts
-
-    def _verdicts(self, ending: Raised | Returned, batch: Sequence[StoredEvent], seconds: float) -> list[Verdict]:
-        if isinstance(ending, Raised):
-            return failed(batch, f"{self._plugin_name} raised {ending.text}", CODE, seconds)
+            answer = self._plugin.deliver(list(events), min(job.call.until, job.ends_at))
+        except BaseException as error:  # SystemExit too
+            return self._failed(job, f"{self._plugin_name} raised {raised(error)}", CODE)
         try:
-            verdicts = read_verdicts(ending.value, batch, self._texts)
+            verdicts = self._read(answer, events)
         except Exception as error:  # odd values in odd verdicts
             verdicts = f"returned verdicts that cannot be read: {raised(error)}"
         if isinstance(verdicts, str):
-            return failed(batch, f"{self._plugin_name} {verdicts}", CODE, seconds)
-        return verdicts
+            return self._failed(job, f"{self._plugin_name} {verdicts}", CODE)
+        return _in_order(events, verdicts) if self.keeps_order else verdicts
 
-    async def _timed_out(self, call: PluginCall, batch: Sequence[StoredEvent]) -> list[Verdict]:
-        """Cancel the call. It counts as an attempt, unless another call of this sink keeps the thread busy."""
-        guilty = next((each for each in self._calls if each.runs_now), None)
-        ending, seconds = await self._abandon(call), time.monotonic() - call.began
-        if isinstance(ending, Returned):
-            return self._verdicts(ending, batch, seconds)
-        if guilty is not None and guilty is not call:
-            reason = f"{self._plugin_name} was blocked by the delivery of another event"
-            return [Unavailable(reason, behind=len(batch) == 1)] * len(batch)
-        reason = f"{self._plugin_name} did not answer within {self.timeout_seconds:g} s"
-        return failed(batch, reason, "timeout", seconds)
+    def _unopened(self) -> str | None:
+        """Open the plug-in before its first call. Return why that failed, or None."""
+        with self._opening:
+            if not self._is_open:
+                plugin = self._plugin
+                try:
+                    self._plugin = plugin = plugin or self._made()
+                    getattr(plugin, "open", lambda: None)()
+                except BaseException as error:
+                    return f"{self._plugin_name} cannot be opened: {raised(error)}" if plugin else str(error)
+                self._opened = plugin
+        return None
 
-    def _stuck(self) -> str | None:
-        """Return why nothing may be sent, while a call does not end although it was cancelled."""
-        self._abandoned = {call for call in self._abandoned if not call.ended.done()}
-        if not self._abandoned:
-            return None
-        seconds = time.monotonic() - min(call.began for call in self._abandoned)
-        return f"{self._plugin_name} does not end a call that began {seconds:.0f} s ago and was cancelled"
+    @property
+    def _is_open(self) -> bool:
+        return self._plugin is not None and self._opened is self._plugin
 
-    async def reset(self) -> None:
-        """End all calls, and reset the plug-in. Calls that do not end keep the sink from sending."""
-        self._resets += 1
-        await self._end_calls()
-        if self._thread is not None and self._plugin is not None:
-            await self._bounded(self._plugin.reset, RESET_SECONDS)
+    def timed_out(self, job: Job) -> Sequence[Verdict]:
+        """Return the verdicts of a call that was not answered in time. It may be waiting for the plug-in to open."""
+        if not self._is_open:
+            return [Unavailable(f"{self._plugin_name} is still being opened")] * len(job.call.events)
+        return self._failed(job, f"{self._plugin_name} did not answer within {self.timeout_seconds:g} s", "timeout")
 
-    async def _end_calls(self) -> None:
-        calls = [*self._calls, *self._abandoned]
-        for call in calls:
-            call.cancel()
-        if calls:
-            await asyncio.gather(*(call.wait(CANCEL_SECONDS) for call in calls))
+    def _failed(self, job: Job, reason: str, code: str) -> Sequence[Verdict]:
+        attempt = Attempt(code, lease_clock() - job.began_at)
+        if len(job.call.events) == 1:
+            return [Failed(reason, attempt=attempt)]
+        return [Unavailable(reason, attempt=attempt)] * len(job.call.events)
 
-    async def _bounded(self, function: Callable[[], Awaitable[object]], seconds: float) -> Raised | Returned | None:
-        """Call ``function`` in the thread, and return its ending, or None if it has none in time."""
-        if self._thread is None:
-            return None
-        call = self._thread.call(function)
-        try:
-            ending = await call.wait(seconds)
-        except asyncio.CancelledError:
-            call.cancel()
-            raise
-        if ending is None:
-            await self._abandon(call)
-        return ending
+    def _read(self, answer: object, events: Sequence[StoredEvent]) -> Sequence[Verdict] | str:
+        """Return the verdicts in the answer, or what is wrong with it."""
+        if not isinstance(answer, list | tuple):
+            return f"returned {_named(answer)} in place of a list of verdicts"
+        verdicts = cast("Sequence[object]", answer)
+        if len(verdicts) != len(events):
+            return f"returned {len(verdicts)} verdicts for {len(events)} {'event' if len(events) == 1 else 'events'}"
+        found: list[Verdict] = []
+        for event, verdict in zip(events, verdicts, strict=True):
+            if not isinstance(verdict, Delivered | Failed | Refused | Unavailable):
+                return f"returned {_named(verdict)} in place of a verdict"
+            hide = partial(without, hidden=self._texts, personal=of_event(event))
+            found.append(DELIVERED if verdict is DELIVERED else _storable(verdict, hide))
+        return found
 
-    async def check(self) -> str | None:
+    # -- the rest ---------------------------------------------------------------------------------------------
+
+    def check(self) -> str | None:
         """Return what the plug-in finds, or why it finds nothing."""
-        if (reason := self._stuck() or await self._unopened(CHECK_SECONDS)) is not None:
-            return reason
-        match await self._bounded(cast("Plugin", self._plugin).check, CHECK_SECONDS):
-            case None:
-                return f"{self._plugin_name} did not check its destination within {CHECK_SECONDS:g} s"
-            case Raised(text):
-                return f"{self._plugin_name} raised {text} in check"
-            case Returned(None):
-                return None
-            case Returned(str(text)):
-                return without(text, self._texts) or f"{self._plugin_name} found a problem without a name"
-            case Returned():
-                return f"{self._plugin_name} returned neither a text nor None from check"
+        if (problem := self._unopened()) is not None or not hasattr(self._plugin, "check"):
+            return problem
+        try:
+            found: object = self._plugin.check()
+        except BaseException as error:
+            return f"{self._plugin_name} raised {raised(error)} in check"
+        if found is None:
+            return None
+        if not isinstance(found, str):
+            return f"{self._plugin_name} returned neither a text nor None from check"
+        return without(found, self._texts) or f"{self._plugin_name} found a problem without a name"
 
-    async def close(self) -> None:
-        """Close the plug-in and end its thread. A thread that does not end is left, and ends with the process."""
-        self._resets += 1
-        self._closed = True
-        thread, plugin = self._thread, self._plugin
-        self._opening = self._thread = self._plugin = None
-        if thread is None:
-            return
-        await self._end_calls()
-        if plugin is not None:
-            call = thread.call(plugin.close)
-            await call.wait(CLOSE_SECONDS)
-        if await thread.stop():
-            self._abandoned.clear()
+    def close(self) -> None:
+        """End the threads, and close the plug-in. Another one is made if the sink is used again."""
+        super().close()
+        plugin, self._plugin, self._opened = self._plugin, None, None
+
+        def close() -> None:
+            with contextlib.suppress(BaseException):  # nothing of it is used any more
+                getattr(plugin, "close", lambda: None)()
+
+        closing = threading.Thread(target=close, name=f"close {self._name}", daemon=True)
+        closing.start()
+        closing.join(CLOSE_SECONDS)
 
 
-async def _no_opening() -> None:
-    """Open a plug-in that has no method for it."""
+def _in_order(events: Sequence[StoredEvent], verdicts: Sequence[Verdict]) -> Sequence[Verdict]:
+    """Count no event as delivered behind an undelivered one of its key: it is sent again behind that one."""
+    found, stopped = list(verdicts), set[str]()
+    for index, (event, verdict) in enumerate(zip(events, verdicts, strict=True)):
+        if event.key in stopped and isinstance(verdict, Delivered):
+            found[index] = BEHIND
+        elif event.key is not None and isinstance(verdict, Failed | Unavailable):
+            stopped.add(event.key)
+    return found
+
+
+def _named(value: object) -> str:
+    return "None" if value is None else f"a value of the class {type(value).__name__}"
+
+
+def _storable(verdict: Verdict, hide: Callable[[str], str]) -> Verdict:
+    """Return the verdict without secrets, and without numbers that cannot be stored. Raises if a text is none."""
+    status = verdict.status if type(verdict.status) is int and 0 <= verdict.status <= 999 else None  # as in HTTP
+    if isinstance(verdict, Delivered):
+        detail = {
+            hide(name): value if type(value) is int else hide(str(value))
+            for name, value in (verdict.detail or {}).items()
+        }
+        return Delivered(status, _seconds(verdict.seconds), detail or None)
+    tried = verdict.attempt
+    attempt = tried and Attempt(hide(tried.code), _seconds(tried.seconds), tried.answer and hide(tried.answer))
+    match verdict:
+        case Failed():
+            return Failed(hide(verdict.reason), status, _seconds(verdict.retry_after_seconds), attempt)
+        case Refused():
+            return Refused(hide(verdict.reason), status, attempt)
+        case Unavailable():
+            return replace(
+                verdict,
+                reason=hide(verdict.reason),
+                status=status,
+                retry_after_seconds=_seconds(verdict.retry_after_seconds),
+                attempt=attempt,
+                part=verdict.part and hide(verdict.part),
+            )
+
+
+def _seconds(value: float | None) -> float | None:
+    return value if value is not None and 0 <= value < 1e9 else None

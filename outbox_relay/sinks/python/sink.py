@@ -3,221 +3,299 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from json import loads
+from typing import Any
+from uuid import UUID
 
-from outbox_relay.delivery import MOST_DELAY_SECONDS
-from outbox_relay.domain.event import StoredEvent
+import psycopg
+
+from outbox_relay.delivery import Delivery
 from outbox_relay.domain.lease_clock import lease_clock
-from outbox_relay.domain.outcomes import DELIVERED, Attempt, Delivered, Failed, Refused, Unavailable, Verdict, clip
-from outbox_relay.sinks.python.output import Report
-from outbox_relay.sinks.python.pool import BUSY, OnEnd, WorkerPool
-from outbox_relay.sinks.python.worker_process import DONE, WAITED, CallOutcome, WorkerProcess, WorkerTask
-from outbox_relay.worker.frames import BadFrame
+from outbox_relay.domain.outcomes import Attempt, Failed, Unavailable, Verdict, clip
+from outbox_relay.sinks.calls import Call
+from outbox_relay.sinks.posting import EventLoopThread
+from outbox_relay.sinks.python.handler import TIMED_OUT, Handler, Unusable, check_result, described, load, verdict_of
+from outbox_relay.sinks.python.transactions import Transactions, reason_of
+from outbox_relay.sinks.threads import LATE, NEVER, Job, ThreadedSink
 
 CHECK_SECONDS = 60.0
 """Maximum wait of ``check`` for the import of the handler."""
-RESET_SECONDS = 1.0
-"""Time within which calls must end at a reset."""
-MOST_SUSPECTS = 10_000
-"""Maximum number of events that are remembered because their worker ended while they were handled."""
-MARGIN_SECONDS = 5.0
-"""Time by which the lease of a row outlasts its call."""
-LATE = "not delivered in time"
+IMPORT_SECONDS = 10.0
+"""Minimum interval between two imports, and the maximum wait of ``open`` for one."""
+GRACE_SECONDS = 1.0
+"""Time after its cancellation within which an asynchronous handler must end."""
+HANDLERS = EventLoopThread("handlers")
+"""The thread of asynchronous handlers: one that blocks its event loop must not delay the responses of webhooks."""
+DATABASE_SILENT = "dsn: the handler's database did not answer in time"
 
 
-class PythonSink:
-    """A sink that calls a handler in ``workers`` child processes.
+class TooLate(Exception):
+    """The handler was not called: another relay may own the shard of the event by now."""
 
-    An event whose worker ended for an unknown reason is a suspect: no attempt is counted, and it is handled alone the
-    next time, by a worker of its own. If that ends too, the event is the reason, and the attempt counts.
+
+@dataclass(slots=True, eq=False)
+class HandlerJob(Job):
+    """A call of the handler. ``entered``: it was called."""
+
+    handler: Handler | None = None
+    entered: bool = False
+    cancelled_at: float = NEVER
+    task: asyncio.Task[Any] | None = None
+    reached: bool = False
+    """True once the event loop has cancelled the task."""
+
+
+class _Import:
+    """The handler, once it is imported, or why it cannot be. ``wake`` is called when an import has ended."""
+
+    def __init__(self, name: str, wake: Callable[[], None]) -> None:
+        self.name = name
+        self.handler: Handler | None = None
+        self.problem: str | None = None
+        self.begun_at = -NEVER
+        self._ended = threading.Event()
+        self._ended.set()
+        self._wake = wake
+
+    @property
+    def runs(self) -> bool:
+        """True while the handler is being imported."""
+        return not self._ended.is_set()
+
+    def begin(self) -> None:
+        """Import the handler in a thread, unless that was done or is being done."""
+        if self.handler is None and not self.runs:
+            self._ended.clear()
+            self.begun_at = lease_clock()
+            self.problem = self.problem or f"handler {self.name} is being imported"
+            try:
+                threading.Thread(target=self._run, name=f"import {self.name}", daemon=True).start()
+            except BaseException:  # there can be no more threads
+                self._ended.set()
+                raise
+
+    def wait(self, seconds: float) -> str | None:
+        """Return why the handler cannot be imported, or None once it is."""
+        self.begin()
+        self._ended.wait(seconds)
+        return self.problem
+
+    def _run(self) -> None:
+        try:
+            self.handler = load(self.name)
+            self.problem = None
+        except Unusable as error:
+            self.problem = clip(str(error))
+        except BaseException as error:  # such as the loss of the working directory
+            self.problem = clip(f"handler {self.name} cannot be imported: {described(error)}")
+        finally:
+            self._ended.set()
+            self._wake()
+
+
+class PythonSink(ThreadedSink):
+    """A sink that calls a handler: an asynchronous one in the thread ``posting``, any other in threads of the sink.
+
+    The handler is imported by ``open``. While it cannot be, every event is unavailable, and the import is repeated.
     """
 
-    max_batch = 1
-    keeps_order = False
+    job_type = HandlerJob
 
     def __init__(
         self,
         name: str,
-        task: WorkerTask,
+        handler: str,
         *,
-        report: Report,
-        on_end: OnEnd,
-        workers: int = 1,
         max_in_flight: int = 64,
         timeout_seconds: float = 15.0,
-        delivery_details: bool = False,
+        dsn: str = "",
+        replay: int | None = None,
+        posting: EventLoopThread = HANDLERS,
     ) -> None:
-        self.timeout_seconds = timeout_seconds
-        self.max_in_flight = max_in_flight
-        self._name = name
-        self._task = task
-        self._delivery_details = delivery_details
-        self._pool = WorkerPool(task, workers, max_in_flight, report, on_end, prefetches=True)
-        self._alone = WorkerPool(task, 1, 1, report, on_end)
-        self._suspects: dict[int, None] = {}
-        self._alone_users = 0
-        self._resets = 0
-
-    def __repr__(self) -> str:
-        return f"PythonSink({self._name!r})"
+        super().__init__(name, max_in_flight, timeout_seconds, of_replay=replay is not None)
+        self._posting = posting
+        self._replay = replay
+        self._import = _Import(handler, self._completions.wake)
+        self._early: list[Job] = []
+        self._begun: deque[Job] = deque()
+        self._transactions = Transactions(dsn, name, timeout_seconds) if dsn else None
 
     @property
     def trouble(self) -> str | None:
-        """Return why the handler cannot be called, or None."""
-        problem = self._pool.problem
-        return None if problem is None else clip(problem)
+        """Return why the handler cannot be called, or how many calls hang, or None."""
+        blocks = "the handler blocks the event loop" if self._blocks else None
+        return self._import.problem or blocks or super().trouble
 
     @property
     def fault(self) -> str | None:
-        """Return why this process cannot call the handler, or None."""
-        return self.trouble
+        """Return why the handler cannot be called, or None."""
+        return self._import.problem or super().fault
 
     @property
-    def prefetch(self) -> int:
-        """The number of calls that may wait in the workers at present."""
-        return self._pool.prefetch
+    def hangs(self) -> bool:
+        """True if no call can be made, because all hang, or one of them blocks the event loop."""
+        return self._blocks or super().hangs
 
     @property
-    def processes(self) -> Sequence[WorkerProcess]:
-        """The worker processes."""
-        return [*self._pool.processes, *self._alone.processes]
+    def _blocks(self) -> bool:
+        """True if the event loop does not even cancel calls."""
+        return any(isinstance(job, HandlerJob) and job.task and not job.reached for job in list(self._hanging))
 
-    def deadlines(self) -> Mapping[int, float]:
-        """Return the ends of calls that last longer than planned, by event, as values of ``lease_clock()``."""
-        calls = (call for process in self.processes for call in process.calls.values())
-        return {call.event: call.ends_at + MARGIN_SECONDS for call in calls if call.ends_at > call.planned + 1.0}
+    def open(self) -> None:
+        """Import the handler. If that takes long, it continues meanwhile."""
+        self._import.wait(IMPORT_SECONDS)
 
-    async def open(self) -> None:
-        """Start the workers. Their handler may still be imported when this returns."""
-        await self._pool.open()
-
-    async def deliver(self, batch: Sequence[StoredEvent], until: float, attempt: int = 0, /) -> Sequence[Verdict]:
-        """Deliver one event, or none, as ``Sink.deliver`` specifies. The handler is given ``attempt``, from 1."""
-        return [await self._one(event, until, attempt) for event in batch]
-
-    async def _one(self, event: StoredEvent, until: float, attempt: int) -> Verdict:
-        began, resets = lease_clock(), self._resets
-        if began >= until:
-            return Unavailable(LATE)
-        if self._suspects and event.id in self._suspects:
-            return await self._deliver_alone(event, until, attempt, began)
-        process = self._pool.free() or await self._pool.take(until)
-        if isinstance(process, str):
-            return Unavailable(clip(process), behind=process == BUSY)
-        answer = await self._call(process, event, until, attempt, began)
-        if answer is DONE:
-            details = self._delivery_details or attempt
-            return Delivered(seconds=lease_clock() - began) if details else DELIVERED
-        if answer.outcome == "died":
-            self._suspect(event)
-        return self._counted(self._verdict(answer, lease_clock() - began, alone=False), resets)
-
-    async def _deliver_alone(self, event: StoredEvent, until: float, attempt: int, began: float) -> Verdict:
-        """Deliver a suspect with a worker of its own. That worker ends when there is nothing for it to do."""
-        resets = self._resets
-        self._alone_users += 1
-        try:
-            await self._alone.open()
-            process = await self._alone.take(until)
-            if isinstance(process, str):
-                return Unavailable(clip(process), behind=self._pool.problem is None)
-            answer = await self._call(process, event, until, attempt, began)
-        finally:
-            self._alone_users -= 1
-        if answer.outcome not in ("died", "unsent", "reset"):
-            self._suspects.pop(event.id, None)
-        if not self._alone_users:
-            await self._alone.close()
-        return self._counted(self._verdict(answer, lease_clock() - began, alone=True), resets)
-
-    async def _call(
-        self, process: WorkerProcess, event: StoredEvent, until: float, attempt: int, began: float
-    ) -> CallOutcome:
-        planned = began + self.timeout_seconds
-        try:
-            call = process.begin(event.id, _values(event, attempt), event.payload, until, planned, self.timeout_seconds)
-        except BadFrame as error:
-            return CallOutcome("dead", str(error))
-        try:
-            return await call.answer
-        except asyncio.CancelledError:
-            process.cancel(call)
-            raise
-
-    def _counted(self, verdict: Verdict, resets: int) -> Verdict:
-        """Return the verdict that counts: a call that a reset ended has none of its own."""
-        if resets != self._resets and not isinstance(verdict, Delivered):
-            return Unavailable("the sink was reset")
-        return verdict
-
-    def _verdict(self, answer: CallOutcome, seconds: float, *, alone: bool) -> Verdict:
-        reason = answer.reason
-        match answer.outcome:
-            case "done":
-                return Delivered(seconds=seconds)
-            case "retry":
-                after = None if answer.after is None or not answer.after >= 0 else min(answer.after, MOST_DELAY_SECONDS)
-                text = f"the handler asked for a retry{': ' if reason else ''}{reason}"
-                return Failed(text, retry_after_seconds=after, attempt=Attempt("retry", seconds))
-            case "dead":
-                text = f"the handler refused the event{': ' if reason else ''}{reason}"
-                return Refused(text, attempt=Attempt("dead", seconds))
-            case "failed":
-                return Failed(reason, attempt=Attempt("exception", seconds, answer.message or None))
-            case "timeout" | "stuck":
-                killed = ", and its worker was killed" if answer.outcome == "stuck" else ""
-                return Failed(f"the handler did not end in time{killed}", attempt=Attempt("timeout", seconds))
-            case "unavailable":
-                return Unavailable(reason, attempt=Attempt("database", seconds))
-            case "bystander":
-                text = "its worker was killed, because another call did not end in time"
-                return Unavailable(text, attempt=Attempt("bystander", seconds), behind=True)
-            case "died":
-                return _of_an_end(reason, seconds, alone=alone)
-            case _:
-                return (
-                    Unavailable(BUSY, behind=True, untouched=True) if answer is WAITED else Unavailable(reason or LATE)
-                )
-
-    def _suspect(self, event: StoredEvent) -> None:
-        if len(self._suspects) >= MOST_SUSPECTS:
-            del self._suspects[next(iter(self._suspects))]
-        self._suspects[event.id] = None
-
-    async def reset(self) -> None:
-        """End every call, if need be with its worker; no handler runs for them afterwards."""
-        self._resets += 1
-        await asyncio.gather(self._pool.reset(RESET_SECONDS), self._alone.reset(RESET_SECONDS))
-
-    async def import_fault(self, seconds: float) -> str | None:
-        """Return why the handler cannot be imported, or None once a worker has imported it or after ``seconds``."""
-        await self._pool.started(seconds)
-        return self.fault
-
-    async def check(self) -> str | None:
+    def check(self) -> str | None:
         """Return why the handler cannot be called, or None. With a transaction, its database is asked too."""
-        process = await self._pool.started(CHECK_SECONDS)
-        if isinstance(process, str):
-            return process
-        return await process.check() if self._task.dsn else None
+        problem = self._import.wait(CHECK_SECONDS)
+        return problem or (self._transactions.check() if self._transactions else None)
 
-    async def close(self) -> None:
-        """Kill the workers."""
-        self._resets += 1
-        await asyncio.gather(self._pool.close(), self._alone.close())
+    def close(self) -> None:
+        """End the threads, and close connections."""
+        super().close()
+        if self._transactions:
+            self._transactions.close()
+
+    # -- calls ----------------------------------------------------------------------------------------------------
+
+    def start(self, job: Job) -> None:
+        """Begin the call of the handler, or have it wait for the import."""
+        assert isinstance(job, HandlerJob)  # noqa: S101
+        job.handler = self._import.handler
+        if job.handler is None:
+            self._early.append(job)
+        elif job.handler.is_async and not self.hangs:
+            self._begun.append(job)
+            if len(self._begun) == 1:
+                self._posting.call_soon(self._begin_tasks)
+        elif not job.handler.is_async:
+            super().start(job)
+
+    def completed(self, seconds: float) -> Sequence[Call]:
+        """Return the calls that have ended. Those that wait for the import begin, or end, when that has ended."""
+        if self._early and not self._import.runs:
+            early, self._early = self._early, []
+            for job in early:
+                if self._import.handler is not None:
+                    self.start(job)
+                elif self._waiting.pop(job.number, None):
+                    self._end(job, self.reason_to_wait())
+            if self._import.handler is None and lease_clock() >= self._import.begun_at + IMPORT_SECONDS:
+                self._import.begin()
+        return super().completed(seconds)
+
+    def reason_to_wait(self) -> Verdict:
+        """Return the verdict of an event whose call did not begin."""
+        return Unavailable(self._import.problem) if self._import.problem else super().reason_to_wait()
+
+    def _enter(self, job: HandlerJob, delivery: Delivery) -> Any:
+        """Call the handler, unless it is too late: it may have waited for its database, or for the event loop."""
+        assert job.handler  # noqa: S101
+        now = lease_clock()
+        if now >= job.call.until or now >= job.ends_at:
+            raise TooLate
+        job.entered = True
+        return job.handler.call(delivery)
+
+    def run(self, job: Job) -> Sequence[Verdict] | None:
+        """Call a plain handler, in a thread of the sink."""
+        assert isinstance(job, HandlerJob)  # noqa: S101
+        try:
+            delivery = self._delivery(job)
+            enter = partial(self._enter, job, delivery)
+            if self._transactions:
+                self._transactions.run(delivery, lambda: check_result(enter()))
+            else:
+                check_result(enter())
+        except BaseException as error:  # SystemExit too
+            return [self._verdict(error, job)]
+        return None
+
+    def _begin_tasks(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._begun:
+            job = self._begun.popleft()
+            assert isinstance(job, HandlerJob)  # noqa: S101
+            job.task = loop.create_task(self._arun(job))
+
+    async def _arun(self, job: HandlerJob) -> None:
+        """Call an asynchronous handler. No exception leaves this: some would end the event loop."""
+        if not self.begin(job):
+            return
+        try:
+            delivery = self._delivery(job)
+            enter = partial(self._enter, job, delivery)
+            if self._transactions:
+                await self._transactions.arun(delivery, lambda: _checked(enter()))
+            else:
+                await _checked(enter())
+            job.verdicts = None
+        except BaseException as error:
+            job.verdicts = [self._verdict(error, job)]
+        self._completions.put(job)
+
+    def _verdict(self, error: BaseException, job: HandlerJob) -> Verdict:
+        seconds = lease_clock() - job.began_at
+        if isinstance(error, TooLate):
+            return LATE
+        if self._transactions and not job.entered:
+            if isinstance(error, psycopg.Error):
+                return Unavailable(clip(reason_of(error)), attempt=Attempt("database", seconds))
+            if job.cancelled_at != NEVER:
+                return Unavailable(DATABASE_SILENT, attempt=Attempt("database", seconds))
+        return verdict_of(error, seconds, cancelled=job.cancelled_at != NEVER)
+
+    # -- time limits ----------------------------------------------------------------------------------------------
+
+    def cancel(self, job: Job, now: float) -> bool:
+        """Cancel an asynchronous call. Return False if it was cancelled before, or cannot be."""
+        assert isinstance(job, HandlerJob)  # noqa: S101
+        if job.task is None or job.number in self._waiting or job.cancelled_at != NEVER:
+            return False
+        job.cancelled_at, job.ends_at = now, now + GRACE_SECONDS
+        self._posting.call_soon(partial(_cancel, job, job.task))
+        return True
+
+    def timed_out(self, job: Job) -> Sequence[Verdict]:
+        """Return the verdict of an event whose handler has not ended in time."""
+        assert isinstance(job, HandlerJob)  # noqa: S101
+        seconds = lease_clock() - job.began_at
+        if self._transactions and not job.entered:
+            return [Unavailable(DATABASE_SILENT, attempt=Attempt("database", seconds))]
+        return [Failed(TIMED_OUT, attempt=Attempt("timeout", seconds))]
+
+    def _extend(self, job: HandlerJob, seconds: float) -> datetime | None:
+        """Move the end of a call, and return the new one; None if it is later already, or over. For any thread."""
+        now = lease_clock()
+        if job.cancelled_at != NEVER or not now < job.ends_at < now + seconds:
+            return None
+        job.ends_at = now + seconds
+        return datetime.now(UTC) + timedelta(seconds=seconds)
+
+    def _delivery(self, job: HandlerJob) -> Delivery:
+        [event] = job.call.events
+        headers: dict[str, str] = loads(event.headers) if event.headers else {}
+        if self._replay is not None:
+            headers["outbox-replay"] = str(self._replay)
+        return Delivery(
+            *(UUID(event.uid), event.type, event.key, event.payload, event.content_type, headers),
+            *(max(job.call.attempt, 1), event.created_at, event.deliver_at),
+            datetime.now(UTC) + timedelta(seconds=job.ends_at - lease_clock()),
+            event.tenant,
+            _extend=partial(self._extend, job),
+        )
 
 
-def _of_an_end(reason: str, seconds: float, *, alone: bool) -> Verdict:
-    """Return the verdict on an event whose worker ended for a reason that is not known."""
-    attempt = Attempt("worker_ended", seconds)
-    if alone:
-        return Failed(f"its worker ended: {reason}", attempt=attempt)
-    return Unavailable(f"its worker ended: {reason}; it is delivered alone next", attempt=attempt, behind=True)
+async def _checked(result: Any) -> None:
+    check_result(await result)
 
 
-def _values(event: StoredEvent, attempt: int) -> tuple[str | int | None, ...]:
-    due = None if event.deliver_at is None else event.deliver_at.isoformat()
-    return (
-        *(event.uid, event.type, event.key, event.content_type, event.headers),
-        *(event.created_at.isoformat(), due, max(attempt, 1), event.tenant),
-    )
+def _cancel(job: HandlerJob, task: asyncio.Task[Any]) -> None:
+    job.reached = True
+    task.cancel()

@@ -53,7 +53,7 @@ class RequestFormat:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """The keys that sign and the headers of the settings, which may change while the sink runs. Never shown."""
+    """The keys that sign and the headers of the settings. Never shown."""
 
     keys: Sequence[signatures.SigningKey]
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -14,18 +13,13 @@ from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import DELIVERED, Attempt, Delivered, Refused, Unavailable, Verdict
 from outbox_relay.formats import signatures
 from outbox_relay.sinks.webhook.client import HttpClient
-from outbox_relay.sinks.webhook.exchange import NotConnected
-from outbox_relay.sinks.webhook.proxy import Proxy
-from outbox_relay.sinks.webhook.reader import PREFIX_BYTES
+from outbox_relay.sinks.webhook.connection import ExchangeFailed
+from outbox_relay.sinks.webhook.connector import Proxy
 from outbox_relay.sinks.webhook.redaction import readable, secrets_of_url, url_without_secrets
 from outbox_relay.sinks.webhook.request import Credentials, Request, RequestFormat, make_request
-from outbox_relay.sinks.webhook.response import NoResponse, Response
-from outbox_relay.sinks.webhook.results import ResponsePolicy, verdict
+from outbox_relay.sinks.webhook.response import PREFIX_BYTES
+from outbox_relay.sinks.webhook.results import NoResponse, Response, ResponsePolicy, verdict
 
-LISTEN_SECONDS = 1.0
-"""Time for which ``check`` listens after the handshake, when a server with TLS 1.3 asks for a certificate."""
-EXHAUSTED_SECONDS = 1.0
-"""Time for which a request keeps its slot when the relay had nothing left to connect with, so that few others try."""
 LATE = Unavailable("not sent before its lease ended", behind=True, untouched=True)
 """The verdict of an event whose connection took too long, for a slow look-up for example. It says nothing more."""
 ALL_ENDED = "every signing secret of this sink has ended: nothing is sent unsigned"
@@ -48,7 +42,7 @@ class Endpoint:
 
 
 class WebhookSink:
-    """A sink that posts each event in one signed request, with the payload's own bytes as its body.
+    """A client that posts each event in one signed request, with the payload's own bytes as its body.
 
     ``results`` turns responses into verdicts. Nothing is sent without a key that still signs.
 
@@ -76,20 +70,18 @@ class WebhookSink:
         self._request_seconds = timeout_seconds
         self.max_in_flight = max_in_flight
         self._name = name
-        self._delivery_details = delivery_details
+        self.delivery_details = delivery_details
         self._endpoint = endpoint
         self._credentials = credentials
         self._format = request_format or RequestFormat()
         self._policy = policy or ResponsePolicy()
         self._url_secrets = secrets_of_url(endpoint.url)
-        self._resets = 0
         self._client = HttpClient(
             url=endpoint.url,
             denied=endpoint.denied,
             own=endpoint.own,
-            max_connections=max_in_flight,
             tls=endpoint.tls,
-            proxy=self._proxy(),
+            proxy=endpoint.proxy and Proxy(*endpoint.proxy, credentials.proxy_authorization),
         )
         self.timeout_seconds = timeout_seconds + self._client.lookup_seconds
 
@@ -101,25 +93,14 @@ class WebhookSink:
         """Return the URL without the parts that may be secret."""
         return url_without_secrets(self._endpoint.url)
 
-    def _proxy(self) -> Proxy | None:
-        proxy = self._endpoint.proxy
-        return None if proxy is None else Proxy(*proxy, lambda: self._credentials.proxy_authorization)
-
-    def renew(self, credentials: Credentials, tls: ssl.SSLContext | None = None) -> None:
-        """Sign with these keys, send these headers and use ``tls`` from the next request on.
-
-        Never fails: a reload is applied as a whole. None for ``tls`` keeps the context.
-        """
-        self._credentials = credentials
-        if tls is not None:
-            self._client.renew(tls)
-
     async def open(self) -> None:
-        """Prepare to post. Connections are made when they are needed."""
-        await self._client.open()
+        """Do nothing: connections are made when they are needed."""
 
     async def deliver(self, batch: Sequence[StoredEvent], until: float, attempt: int = 0, /) -> Sequence[Verdict]:
-        """Deliver one event, or none, as ``Sink.deliver`` specifies. The request has the number ``attempt``, from 1."""
+        """Deliver one event. Its request has the number ``attempt``, from 1.
+
+        ``until`` is compared here, and by ``Exchange.begin_sending`` right before the request is written.
+        """
         return [await self._one(event, until, attempt) for event in batch]
 
     async def _one(self, event: StoredEvent, until: float, attempt: int) -> Verdict:
@@ -136,16 +117,11 @@ class WebhookSink:
             return Refused(str(error) if type(error) is ValueError else unmade, attempt=Attempt("config_error"))
         if attempt:  # the lease of a row lasts for a look-up longer
             until += self._client.lookup_seconds
-        resets = self._resets
         outcome = await self._client.post(made.headers, made.body, self._request_seconds, until)
-        if isinstance(outcome, NoResponse) and outcome.code == "relay_exhausted":
-            await asyncio.sleep(min(EXHAUSTED_SECONDS, max(0.0, until - lease_clock())))
-        if resets != self._resets and isinstance(outcome, NoResponse):
-            return Unavailable("the sink was reset")
         if isinstance(outcome, NoResponse) and outcome.code == "withdrawn":
             return LATE
         found = verdict(outcome, self._policy, partial(self._readable, made, credentials), time.time())
-        if found is DELIVERED and isinstance(outcome, Response) and (self._delivery_details or attempt):
+        if found is DELIVERED and isinstance(outcome, Response) and (self.delivery_details or attempt):
             return Delivered(outcome.status, outcome.seconds)
         return found
 
@@ -160,60 +136,19 @@ class WebhookSink:
         return readable(response.prefix, secrets, made.body, personal=made.personal, cut=cut)
 
     async def reset(self) -> None:
-        """Drop every connection and end the requests under way; nothing of them is sent later."""
-        self._resets += 1
+        """Drop every connection."""
         await self._client.reset()
 
     async def check(self) -> str | None:
-        """Connect, shake hands and listen for a while. Return the problem found, or None. Posts nothing.
-
-        Each step has its own time limit.
-        """
+        """Connect, shake hands and listen for a while. Return the problem found, or None. Posts nothing."""
         if not signatures.active_keys(self._credentials.keys, time.time()):
             return ALL_ENDED
         try:
-            return await (await self._client.connect(_Listener)).wait_for_close()
-        except NotConnected as error:
+            await self._client.check()
+        except ExchangeFailed as error:
             return f"{error.code}: {error.reason}"
+        return None
 
     async def close(self) -> None:
-        """End every request under way and close the connections."""
-        self._resets += 1
-        await self._client.close()
-
-
-class _Listener(asyncio.Protocol):
-    """A connection over which nothing is sent, to see whether the destination closes it."""
-
-    def __init__(self) -> None:
-        self._transport: asyncio.BaseTransport | None = None
-        self._lost: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the transport."""
-        self._transport = transport
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        """Record that the connection ended."""
-        if not self._lost.done():
-            self._lost.set_result(exc)
-
-    async def wait_for_close(self) -> str | None:
-        """Return what ended the connection within ``LISTEN_SECONDS``, or None; then close it.
-
-        Only a connection of TLS 1.3 is waited for.
-        """
-        assert self._transport is not None  # noqa: S101 - the connector returns connections that were made
-        secure: ssl.SSLObject | None = self._transport.get_extra_info("ssl_object")
-        try:
-            if secure is None or secure.version() != "TLSv1.3":
-                return None
-            async with asyncio.timeout(LISTEN_SECONDS):
-                error = await asyncio.shield(self._lost)
-        except TimeoutError:
-            return None
-        finally:
-            self._transport.close()
-        if isinstance(error, ssl.SSLError):
-            return f"tls_error: the destination ended TLS: {error.reason or 'closed'}"
-        return "disconnected: the destination closed the connection right after the TLS handshake"
+        """Drop every connection."""
+        await self._client.reset()

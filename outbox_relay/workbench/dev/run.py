@@ -13,7 +13,6 @@ from pathlib import Path
 
 from outbox_relay import settings
 from outbox_relay.domain.errors import ConfigurationError, RelayError
-from outbox_relay.domain.file_reading import FILES
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.workbench.dev.directory import end_leftovers, locked, subdirectory
 from outbox_relay.workbench.dev.postgres import KeptPostgres
@@ -136,7 +135,7 @@ class DevEnvironment:
         self._watch.check()
 
     def _check_config(self, config: Path, dsn: str) -> None:
-        FILES.call(lambda: settings.load(config, os.environ, dsn))
+        settings.load(config, os.environ, dsn)
 
     def _start_relay(self, config: Path, dsn: str) -> None:
         """Start a relay, whose log goes to stderr."""

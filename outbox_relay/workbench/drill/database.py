@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -116,12 +115,9 @@ class DrillDatabase:
             lambda store: admin.discard_deliveries(store, wanted, actor=ACTOR, reason="drill", report=_ignore)
         )
 
-    def _act(self, action: Callable[[Store], Awaitable[admin.Result]]) -> int:
-        async def run() -> int:
-            async with admin.connect(lambda: self.dsn, pooler=False, check_schema=False) as store:
-                return (await action(store)).done
-
-        return asyncio.run(run())
+    def _act(self, action: Callable[[Store], admin.Result]) -> int:
+        with admin.connect(lambda: self.dsn, pooler=False, check_schema=False) as store:
+            return action(store).done
 
     @contextmanager
     def hold_open(self) -> Generator[list[str]]:

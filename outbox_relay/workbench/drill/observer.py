@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,7 +21,6 @@ DELIVERED = "outbox_delivered_total"
 INTERRUPTIONS: Sequence[str] = ("outbox_session_restarts_total", "outbox_lease_lost_total")
 PER_SINK: Sequence[str] = ("waiting", "held", "dead", "circuit", "paused", "unowned", "last_error")
 """Values of a sink in `status` whose change shows its line."""
-Answer = tuple[dict[str, Any], list[Finding]]
 
 
 class Observer:
@@ -85,9 +83,11 @@ class Observer:
     def _ask(self) -> None:
         """Say what changed in `status` and `doctor`, or once that they do not answer."""
         try:
-            found, findings = asyncio.run(self._answers())
-        except (RelayError, TimeoutError) as error:
-            text = str(error).partition("\n")[0] or f"no answer within {ASK_SECONDS:g} s"
+            with admin.connect(lambda: self._dsn, pooler=False, check_schema=False) as store:
+                store.limit_calls(ASK_SECONDS)
+                found, findings = admin.status(store), doctor(store)
+        except RelayError as error:
+            text = str(error).partition("\n")[0]
             if not self._unanswered:
                 self._say(f"status   cannot be read: {text}")
             self._unanswered = text
@@ -95,11 +95,6 @@ class Observer:
         self._unanswered = ""
         self._show_status(found)
         self._show_findings({(each.id, each.summary): each for each in findings})
-
-    async def _answers(self) -> Answer:
-        async with asyncio.timeout(ASK_SECONDS):
-            async with admin.connect(lambda: self._dsn, pooler=False, check_schema=False) as store:
-                return await admin.status(store), await doctor(store)
 
     def _show_status(self, found: dict[str, Any]) -> None:
         lines = admin.status_text(found).splitlines()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from outbox_relay.domain.circuit import CircuitPolicy
 from outbox_relay.domain.retry import RetryPolicy
-from outbox_relay.relay.breaker import BLOCKED_POLL_SECONDS
-from outbox_relay.relay.leases import POLL_SECONDS
-from outbox_relay.relay.settler import FLUSH_SECONDS, MOST_EVENTS
-from outbox_relay.relay.sink_relay import LOOK_SECONDS
-from outbox_relay.relay.ticker import SLEEP_SECONDS
+from outbox_relay.relay.keeper import POLL_SECONDS
+from outbox_relay.relay.loop import WAIT_SECONDS
+from outbox_relay.relay.settle import FLUSH_SECONDS, MOST_EVENTS
+from outbox_relay.relay.ticks import SLEEP_SECONDS
 from outbox_relay.service.metrics.figures import LEASE_SECONDS, ROUND_SECONDS
 
 DATABASE_SECONDS = 5.0
@@ -41,9 +40,9 @@ def return_seconds(outage_seconds: float, policy: CircuitPolicy) -> float:
 
     Intervals double, so the current one is at most as long as the outage so far, and one more first interval.
     """
-    return min(policy.probe_max_seconds, outage_seconds + policy.probe_seconds) + BLOCKED_POLL_SECONDS
+    return min(policy.probe_max_seconds, outage_seconds + policy.probe_seconds) + WAIT_SECONDS
 
 
 def retry_seconds(attempts: int, policy: RetryPolicy) -> float:
     """Return the longest time until an event that has failed so often is tried again."""
-    return policy.delay_seconds(max(attempts, 1), 1.0) + LOOK_SECONDS
+    return policy.delay_seconds(max(attempts, 1), 1.0) + WAIT_SECONDS

@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import Delivered, Verdict
+from outbox_relay.sinks.calls import Call
 from outbox_relay.sinks.kafka import KafkaSink
-from tests.support.wait import auntil
+from tests.support.wait import until
 
 SECONDS = 60
 
@@ -20,16 +20,17 @@ class RecordingKafkaSink(KafkaSink):
         self.verdicts: Counter[type[Verdict]] = Counter()
         self.reasons: set[str] = set()
 
-    async def deliver(self, batch: Sequence[StoredEvent], until: float, attempt: int = 0, /) -> Sequence[Verdict]:
-        verdicts = await super().deliver(batch, until, attempt)
-        self.verdicts.update(map(type, verdicts))
-        self.reasons.update(verdict.reason for verdict in verdicts if not isinstance(verdict, Delivered))
-        return verdicts
+    def completed(self, seconds: float) -> Sequence[Call]:
+        """Take the calls that have ended."""
+        ended = super().completed(seconds)
+        for call in ended:
+            if call.verdicts is None:
+                self.verdicts[Delivered] += len(call.events)
+                continue
+            self.verdicts.update(map(type, call.verdicts))
+            self.reasons.update(verdict.reason for verdict in call.verdicts if not isinstance(verdict, Delivered))
+        return ended
 
-    async def has(self, verdict: type[Verdict], count: int = 1) -> None:
+    def has(self, verdict: type[Verdict], count: int = 1) -> None:
         """Wait until `count` events have this verdict."""
-
-        async def fact() -> bool:
-            return self.verdicts[verdict] >= count
-
-        await auntil(fact, seconds=SECONDS, what=f"{count} events are {verdict.__name__}")
+        until(lambda: self.verdicts[verdict] >= count, seconds=SECONDS, what=f"{count} events are {verdict.__name__}")

@@ -150,20 +150,6 @@ BODIES = {
 }
 """Text of a hostile body, meant to disturb readers of a log or a page."""
 
-RETRY_AFTER = {
-    "negative": "-1",
-    "zero": "0",
-    "a billion": "1000000000",
-    "not a number": "NaN",
-    "fraction": "120.6",
-    "past date": "Sun, 06 Nov 1994 08:49:37 GMT",
-    "date of RFC 850": "Sunday, 06-Nov-94 08:49:37 GMT",
-    "date of asctime": "Sun Nov  6 08:49:37 1994",
-    "far date": "Fri, 31 Dec 9999 23:59:59 GMT",
-    "junk": "soon, " * 1700,
-}
-"""Values of Retry-After, honest ones and others."""
-
 
 def half_handshake(context: ssl.SSLContext) -> Behaviour:
     """Return a behaviour that sends half of the first flight of a TLS handshake and says nothing more."""

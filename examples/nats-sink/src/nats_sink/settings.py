@@ -21,7 +21,7 @@ class NatsSettings(PluginSettings):
     """The user to log in as."""
     password: SecretStr | None = None
     """The password of user."""
-    max_in_flight: int = Field(default=256, ge=1, le=4096)
+    max_in_flight: int = Field(default=64, ge=1, le=4096)
     """Most messages without an acknowledgement, 1 to 4096."""
 
     @field_validator("server")

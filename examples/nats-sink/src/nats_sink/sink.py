@@ -5,9 +5,10 @@
 
 import asyncio
 import contextlib
+import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from nats.aio.client import Client
@@ -34,6 +35,7 @@ TOO_LARGE = 10054
 """JetStream's error for a message above the `max_msg_size` of its stream."""
 
 
+T = TypeVar("T")
 UNKNOWN = "the connection was lost"
 """The reason until the client names another one."""
 
@@ -53,7 +55,7 @@ class Link:
             servers=[settings.server],
             user=settings.user,
             password=None if password is None else password.get_secret_value(),
-            allow_reconnect=False,  # it would send later what it holds, also after a reset
+            allow_reconnect=False,  # it would send later what it holds
             max_reconnect_attempts=1,
             reconnect_time_wait=0,
             ping_interval=PING_SECONDS,
@@ -84,7 +86,10 @@ class Link:
 
 
 class NatsSink:
-    """Publishes events to a stream. The relay has at most one event of a key in flight, so keys stay in order."""
+    """Publishes events to a stream. The relay has at most one event of a key in flight, so keys stay in order.
+
+    The relay calls it in threads, and the client runs in an event loop, in a thread of its own.
+    """
 
     API_VERSION = 1
     Settings = NatsSettings
@@ -98,12 +103,20 @@ class NatsSink:
         self._host = urlsplit(settings.server).netloc
         self._link: Link | None = None
         self._turn = asyncio.Lock()
+        self._loop = asyncio.new_event_loop()
 
-    async def deliver(self, batch: Sequence[StoredEvent], until: float, _attempt: int, /) -> Sequence[Verdict]:
+    def open(self) -> None:
+        """Start the thread in which the client runs, which is asynchronous."""
+        threading.Thread(target=self._loop.run_forever, name="nats", daemon=True).start()
+
+    def _run(self, call: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(call, self._loop).result(self._settings.timeout_seconds)
+
+    def deliver(self, events: Sequence[StoredEvent], deadline: float, /) -> Sequence[Verdict]:
         """Publish the event, and wait for the acknowledgement."""
-        return [await self._one(event, until) for event in batch]
+        return [self._run(self._one(event, deadline)) for event in events]
 
-    async def _one(self, event: StoredEvent, until: float) -> Verdict:
+    async def _one(self, event: StoredEvent, deadline: float) -> Verdict:
         try:
             made = message(event, self._context.name, self._settings.subject, self._context.replay)
         except ValueError as error:
@@ -114,7 +127,7 @@ class NatsSink:
             return Unavailable(f"no connection to {self._host}: {said(error)}")
         if made.size > link.client.max_payload:
             return Refused(f"has {made.size} bytes, more than the {link.client.max_payload} that the server accepts")
-        if lease_clock() >= until:
+        if lease_clock() >= deadline:
             return Unavailable("not delivered in time")
         began = time.monotonic()
         try:
@@ -173,8 +186,11 @@ class NatsSink:
                 self._link = link
             return self._link
 
-    async def check(self) -> str | None:
+    def check(self) -> str | None:
         """Return why the stream would not take messages, or None."""
+        return self._run(self._check())
+
+    async def _check(self) -> str | None:
         try:
             link = await self._linked()
             await link.client.jsm().stream_info(self._settings.stream)
@@ -184,15 +200,11 @@ class NatsSink:
             return f"no connection to {self._host}: {said(error)}"
         return None
 
-    async def reset(self) -> None:
-        """Close the connection, with all that it has not sent."""
-        link, self._link = self._link, None
-        if link is not None:
-            await link.close()
-
-    async def close(self) -> None:
-        """Close the connection."""
-        await self.reset()
+    def close(self) -> None:
+        """Close the connection, and end the thread."""
+        if self._link is not None:
+            self._run(self._link.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
 
 
 def said(error: BaseException) -> str:

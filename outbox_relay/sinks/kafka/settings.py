@@ -1,0 +1,429 @@
+"""The settings and the log of librdkafka's clients, and the tokens of SASL OAUTHBEARER."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import socket
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from confluent_kafka import KafkaError, KafkaException, Producer, ThrottleEvent
+
+from outbox_relay.domain.authorities import system_authorities
+from outbox_relay.domain.errors import ConfigurationError
+from outbox_relay.domain.file_reading import is_stream, read_file
+from outbox_relay.domain.hidden_values import without
+from outbox_relay.domain.secret_names import may_hold_secret
+from outbox_relay.sinks.tls import trusting
+
+Scalar: TypeAlias = str | int | float | bool
+
+BATCH_BYTES = 990_000
+"""Default ``batch.size``: fits the default ``max.message.bytes`` of a topic."""
+LINGER_MS = 10
+"""Default time that a record waits for others of its partition while more are handed over."""
+MAX_FILE_BYTES = 65_536
+"""Maximum size of a file that contains a setting."""
+
+DEFAULTS: Mapping[str, Scalar] = {
+    # Places keys as Java clients do, and spreads records without a key. Plain murmur2 uses one partition for those.
+    "partitioner": "murmur2_random",
+    # Few large requests while more events follow. The last records do not wait (``RecordProducer.serve``).
+    "linger.ms": LINGER_MS,
+    "socket.keepalive.enable": True,
+    # Load balancers forget idle connections without telling: common ones after 60 to 350 seconds, strict ones after 30.
+    "connections.max.idle.ms": 20_000,
+    # Detects within a second that a broker is back; librdkafka's default is up to ten seconds.
+    "reconnect.backoff.max.ms": 1_000,
+    # More than two calls of the sink hand over, and the most memory that they use before the sink waits for space.
+    "queue.buffering.max.messages": 10_000,
+    "queue.buffering.max.kbytes": 131_072,
+    # The limit of the topic applies, not the client's. Below socket.request.max.bytes of brokers, which close a
+    # connection that sends more.
+    "message.max.bytes": 100_000_000,
+}
+"""The sink's defaults. The user's settings override them."""
+
+GUARANTEES: Mapping[str, Scalar] = {
+    "enable.idempotence": True,
+    "acks": "all",
+    # Without a timeout: a record that librdkafka gave up would be sent again after later records of its key.
+    "message.timeout.ms": 0,
+    # While a partition is being created, its first request may fail and be repeated. If a second request is in flight,
+    # the broker takes that one for the first, and librdkafka then counts the first as delivered: it would be lost.
+    "max.in.flight.requests.per.connection": 1,
+    # A request that fails for good ends the producer. Otherwise librdkafka sends the next requests of the partition,
+    # and they overtake the other records of the failed one.
+    "enable.gapless.guarantee": True,
+    "delivery.report.only.error": False,
+    # Shows in time which brokers still owe an acknowledgement.
+    "statistics.interval.ms": 1_000,
+}
+"""The settings that keep order, lose nothing and repeat nothing needlessly. They override all others."""
+
+LINGERS = {"linger.ms", "queue.buffering.max.ms"}
+"""The two names of the linger setting."""
+ALIASES = ("request.required.acks", "delivery.timeout.ms", "max.in.flight")
+"""Aliases of settings in ``GUARANTEES``. Removed, since otherwise the last of two names would win."""
+
+ONE_AT_A_TIME: Mapping[str, Scalar] = {
+    "batch.num.messages": 1,
+    "linger.ms": 0,
+    "max.in.flight.requests.per.connection": 1,
+    # With one request in flight no record can overtake, so a refused record need not end the producer.
+    "enable.gapless.guarantee": False,
+}
+"""Additional settings for records that are sent alone."""
+
+_MIN_SECRET_CHARS = 3
+_NO_SETTING = "no such setting"
+_RANGE = re.compile(r"outside allowed range (-?[\d.]+?)\.\.(-?[\d.]+)")
+MOST_CHARS = 500
+
+EVERY_SECONDS = 60.0
+"""Minimum time between two lines that differ only in numbers. A client that cannot connect writes several a second."""
+MAX_KINDS = 200
+"""Maximum number of different lines remembered."""
+THROTTLED_SECONDS = 10.0
+"""Time for which a sink counts as throttled after the brokers last said so."""
+THROTTLED = "throttled: the brokers delay requests, because a quota is reached (producer_byte_rate, request_percentage)"
+CONNECT_SECONDS = 1.0
+"""Timeout of the connection that finds out why a certificate is not accepted."""
+
+_NUMBERS = re.compile(r"\d+")
+_NOISE = ("enable.gapless.guarantee is experimental", "failed: Local: Purged in flight")
+_HANDLED = "unable to satisfy gap-less guarantee"
+_ADDRESS = re.compile(r"ssl://(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(\d+)/")
+
+TokenCallback: TypeAlias = Callable[[object], tuple[str, float]]
+"""Returns a token and the time of its end, in seconds since 1970, as ``oauth_cb`` of confluent-kafka does."""
+
+
+class TokenUnavailable(ConfigurationError):
+    """The function returns no token now. The message is the reason."""
+
+
+class TokenProvider:
+    """The function ``PACKAGE:FUNCTION``, imported here. Raise ``ConfigurationError`` if there is none."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        module, _, path = name.partition(":")
+        try:
+            self._function: Callable[[], Any] = attrgetter(path)(import_module(module))
+        except Exception as error:
+            advice = "; install it, or add its directory to PYTHONPATH" if isinstance(error, ImportError) else ""
+            raise ConfigurationError(f'token_provider "{name}": {_described(error)}{advice}') from None
+        if not callable(self._function):
+            raise ConfigurationError(f'token_provider "{name}" is not a function')
+
+    def callback(self) -> TokenCallback:
+        """Return a callback for one client.
+
+        Its first token is requested here, since a client that has none blocks for ten seconds. Raise
+        ``TokenUnavailable`` if the function returns none.
+        """
+        tokens = [self._token()]
+        return lambda _config: tokens.pop() if tokens else self._token()
+
+    def _token(self) -> tuple[str, float]:
+        try:
+            answer = self._function()
+        except BaseException as error:  # SystemExit too
+            raise TokenUnavailable(f'token_provider "{self._name}": {_described(error)}') from None
+        match answer:
+            case (str(token), int() | float() as lifetime) if token:
+                now = time.time()
+                # Many libraries return the time of the end instead of the lifetime.
+                return token, lifetime if lifetime > now else now + lifetime
+            case _:
+                what = "should return the token, a text, and its lifetime in seconds"
+                raise TokenUnavailable(f'token_provider "{self._name}" {what}')
+
+
+def _described(error: BaseException) -> str:
+    text = f"{type(error).__name__}: {error}"[:MOST_CHARS]
+    return "".join(each if each.isprintable() else " " for each in text)
+
+
+class ClientSettings:
+    """The settings of one sink's clients, from its table ``producer``.
+
+    ``files`` contain values of settings and are read again for every client. With ``creates`` the sink creates topics,
+    so requests of its producers do not make a broker create one. Tokens of SASL OAUTHBEARER come from ``tokens``, if
+    that is given.
+    """
+
+    def __init__(
+        self,
+        user: Mapping[str, Scalar],
+        files: Mapping[str, Path] | None = None,
+        *,
+        creates: bool = False,
+        tokens: TokenProvider | None = None,
+    ) -> None:
+        self._tokens = tokens
+        self._creation: Mapping[str, Scalar] = {"allow.auto.create.topics": False} if creates else {}
+        self._user = {name: value for name, value in user.items() if name not in ALIASES}
+        self._files = dict(files or {})
+        self._file_values: dict[str, str] = {}
+        self._secrets = [
+            text
+            for name, value in user.items()
+            if may_hold_secret(name) and len(text := str(value)) >= _MIN_SECRET_CHARS
+        ]
+
+    @property
+    def batch_bytes(self) -> int:
+        """Return the maximum size of a batch in bytes."""
+        return int(self._user.get("batch.size", BATCH_BYTES))
+
+    @property
+    def flushes_early(self) -> bool:
+        """Return True if the last records may be sent at once, because the user has set no linger time."""
+        return LINGERS.isdisjoint(self._user)
+
+    @property
+    def compresses(self) -> bool:
+        """Return True if records are compressed."""
+        codec = self._user.get("compression.type", self._user.get("compression.codec", "none"))
+        return str(codec) != "none"
+
+    @property
+    def authorities(self) -> str | None:
+        """Return the path of the certificate authorities, or None if it is not set."""
+        found = self._user.get("ssl.ca.location")
+        return None if found is None else str(found)
+
+    @property
+    def max_record_bytes(self) -> int | None:
+        """Return the user's limit for records in bytes, or None if it is not set."""
+        found = self._user.get("message.max.bytes")
+        return None if found is None else int(found)
+
+    def producer(self, batch_bytes: int, extra: Mapping[str, Scalar]) -> dict[str, object]:
+        """Return the settings of a producer with batches of at most ``batch_bytes``.
+
+        Raise ``ConfigurationError`` for a file that cannot be used, and if there is no token.
+        """
+        return {
+            **DEFAULTS,
+            **self._token_authorities(),
+            **self._creation,
+            **self._user,
+            **self._read_files(),
+            **self._token_callback(),
+            **GUARANTEES,
+            "batch.size": batch_bytes,
+            **extra,
+        }
+
+    def admin(self, *, create_topics: bool) -> dict[str, object]:
+        """Return the settings of an admin client, whose requests may create topics with ``create_topics``.
+
+        Raise ``ConfigurationError`` for a file that cannot be used.
+        """
+        own = {"enable.idempotence": False, "allow.auto.create.topics": create_topics}
+        return {
+            "socket.keepalive.enable": True,
+            **self._token_authorities(),
+            **self._user,
+            **self._read_files(),
+            **self._token_callback(),
+            **own,
+        }
+
+    def _token_authorities(self) -> dict[str, str]:
+        """Return the setting for the system's authorities, which a token endpoint's certificate is checked with.
+
+        The wheel's client looks for them where the machine that built it keeps them.
+        """
+        given = self._user.keys() | self._files.keys()
+        if "sasl.oauthbearer.token.endpoint.url" not in given or "https.ca.pem" in given:
+            return {}
+        file = system_authorities()
+        return {} if file is None else {"https.ca.location": file}
+
+    def _token_callback(self) -> dict[str, object]:
+        """Return the setting for tokens. Raise ``TokenUnavailable``, without secrets, if there is no token."""
+        try:
+            return {} if self._tokens is None else {"oauth_cb": self._tokens.callback()}
+        except TokenUnavailable as reason:
+            raise TokenUnavailable(self.redact(str(reason))) from None
+
+    def _read_files(self) -> dict[str, str]:
+        """Return the contents of the files, without the final line break."""
+        self._check_locations()
+        found: dict[str, str] = {}
+        for name, path in self._files.items():
+            try:
+                content = read_file(path, MAX_FILE_BYTES)
+                if len(content) > MAX_FILE_BYTES:
+                    raise ConfigurationError(f'producer_files."{name}": {path} is larger than {MAX_FILE_BYTES} bytes')
+                found[name] = content.decode().removesuffix("\n").removesuffix("\r")
+            except OSError as error:
+                raise ConfigurationError(f'producer_files."{name}": {path}: {error.strerror}') from None
+            except UnicodeDecodeError:
+                raise ConfigurationError(f'producer_files."{name}": {path} is not text in UTF-8') from None
+            if not found[name]:
+                raise ConfigurationError(f'producer_files."{name}": {path} is empty')
+        self._file_values = found
+        return found
+
+    def _check_locations(self) -> None:
+        """Raise ``ConfigurationError`` for a file of librdkafka's that it would wait for."""
+        for name, value in self._user.items():
+            if not name.endswith(".location"):
+                continue
+            if is_stream(Path(str(value))):
+                raise ConfigurationError(f'producer."{name}": {value} is neither a regular file nor a directory')
+
+    def redact(self, text: str) -> str:
+        """Return ``text`` without the values of secret settings."""
+        for secret in (*self._secrets, *self._file_values.values()):
+            text = without(text, secret, "***", anywhere=True)
+        return text
+
+    def describe(self, error: KafkaError) -> str:
+        """Return ``error`` as one line for people, without secrets."""
+        return self.redact(f"{error.name()}: {error.str()}")
+
+
+class ClientLog:
+    """Passes librdkafka's log lines to the logger ``outbox_relay.kafka``, and keeps its last error.
+
+    Each line has the name of the ``sink``. Repeated lines are suppressed and counted.
+    """
+
+    def __init__(self, settings: ClientSettings, sink: str = "") -> None:
+        self.settings = settings
+        self._logger = logging.getLogger("outbox_relay.kafka")
+        self._extra = {"sink": sink} if sink else {}
+        self._lines: dict[str, float] = {}
+        self._troubles: dict[str, float] = {}
+        self.last_error: str | None = None
+        self.trouble: str | None = None
+        """Why no broker is reachable, or None. Rewordings replace it as rarely as log lines repeat."""
+        self.throttled_until = -math.inf
+        """The ``time.monotonic()`` value until which a broker answers no request, because a quota is reached."""
+
+    def throttled(self, event: ThrottleEvent) -> None:
+        """Record that a broker answers no request for a while. Producers call this."""
+        self.throttled_until = max(self.throttled_until, time.monotonic() + event.throttle_time)
+
+    @property
+    def throttle(self) -> str | None:
+        """Return that the brokers throttle, or None."""
+        return THROTTLED if time.monotonic() < self.throttled_until + THROTTLED_SECONDS else None
+
+    def log(self, level: int, message: str, *args: object) -> None:
+        """Log a line of the client, which calls this like a logger. Lines about the sink's own purges are dropped."""
+        line = self.settings.redact(message % args)
+        if _HANDLED in line:
+            # Fatal for that producer only: the sink sends the records again with another one.
+            level = min(level, logging.WARNING)
+        if any(noise in line for noise in _NOISE) or not self._logger.isEnabledFor(level):
+            return
+        if _is_due(self._lines, line):
+            self._logger.log(level, "%s", line, extra=self._extra)
+
+    def failed(self, error: KafkaError) -> None:
+        """Keep ``error``, which the client reports for a connection or another cause without a record."""
+        # "All brokers down" is reported after the reason for it, such as a refused password.
+        if self.last_error is None or error.code() != KafkaError._ALL_BROKERS_DOWN:
+            self.last_error = self.settings.describe(error)
+
+    def unreachable(self, error: KafkaError) -> None:
+        """Keep ``error`` and show it as trouble. Producers call this until they reach a broker."""
+        self.failed(error)
+        # After a fatal error the sink replaces the producer.
+        if not error.fatal() and _is_due(self._troubles, self.last_error or ""):
+            self.trouble = self.last_error
+
+    def clear(self) -> None:
+        """Clear the last error and the trouble, because records are acknowledged."""
+        self.last_error = None
+        self.clear_trouble()
+
+    def clear_trouble(self) -> None:
+        """Clear the trouble, because a broker is connected or no client is left that could find out."""
+        if self.trouble is not None:
+            self.trouble, self._troubles = None, {}
+
+    def explain(self, reason: str) -> str:
+        """Return ``reason`` with the client's last error, unless that is included. Blocks for at most 2 s."""
+        if self.last_error is None or self.last_error in reason:
+            return reason
+        return f"{reason}; the client's last error: {self.with_certificate_fault(self.last_error)}"
+
+    def with_certificate_fault(self, error: str) -> str:
+        """Return an error of the client, preceded by the fault of a broker's certificate if it is about one.
+
+        The client does not say what it is. Blocks for at most 2 s more than the file of the authorities takes.
+        """
+        if "certificate verify failed" not in error or (address := _ADDRESS.search(error)) is None:
+            return error
+        try:
+            context = _context(self.settings.authorities)
+            host = address[1].strip("[]")
+            with socket.create_connection((host, int(address[2])), CONNECT_SECONDS) as connection:
+                context.wrap_socket(connection, server_hostname=host).close()
+        except ssl.SSLCertVerificationError as fault:
+            place = f"{address[1]}:{address[2]}"
+            return f"the certificate of {place} is not accepted: {fault.verify_message} ({error})"
+        except (OSError, ValueError, ConfigurationError):
+            pass
+        return error
+
+
+def _is_due(written: dict[str, float], line: str) -> bool:
+    """Return True, and remember it, unless a line that differs only in numbers was written lately."""
+    kind, now = _NUMBERS.sub("#", line), time.monotonic()
+    if now < written.get(kind, -math.inf) + EVERY_SECONDS:
+        return False
+    if len(written) >= MAX_KINDS:
+        del written[next(iter(written))]
+    written.pop(kind, None)
+    written[kind] = now
+    return True
+
+
+def _context(authorities: str | None) -> ssl.SSLContext:
+    if authorities is None or authorities == "probe":
+        return trusting()
+    if Path(authorities).is_dir():
+        return trusting(directory=authorities)
+    return trusting(authorities)
+
+
+def is_property(name: str) -> bool:
+    """Return whether librdkafka has a setting of this name. No client is made and nothing is connected.
+
+    Settings are read in order, so the unknown one after it keeps a producer from being made.
+    """
+    try:
+        Producer({name: "", _NO_SETTING: ""})
+    except (KafkaException, TypeError, ValueError) as error:
+        return f'No such configuration property: "{name}"' not in str(error)
+    return True
+
+
+def value_fault(name: str, value: str | float) -> str | None:
+    """Return why librdkafka refuses the value of a setting, without the value, or None. No client is made."""
+    try:
+        Producer({name: value, _NO_SETTING: ""})
+    except (KafkaException, TypeError, ValueError) as error:
+        text = str(error)
+        if f'"{_NO_SETTING}"' in text:
+            return None
+        if found := _RANGE.search(text):
+            return f"should be a number from {found[1]} to {found[2]}"
+        return "should be true or false" if "Expected bool" in text else "is a value that librdkafka does not accept"
+    return None

@@ -1,1 +1,0 @@
-"""The process that calls handlers: imports the application's code and nothing of the relay."""

@@ -1,8 +1,0 @@
-"""The URLs of the Django project of the tests."""
-
-from __future__ import annotations
-
-from django.contrib import admin
-from django.urls import path
-
-urlpatterns = [path("admin/", admin.site.urls)]
