@@ -108,7 +108,7 @@ def test_a_limit_counts_from_the_moment_at_which_it_is_known() -> None:
     assert len(waiting.sent) == 3
 
 
-@pytest.mark.fence("a session ends with calls in flight, which count in the limits of the sink for ever")
+@pytest.mark.fence("calls of an ended session still count in the limits of the sink")
 def test_the_calls_of_a_session_that_ends_count_no_more() -> None:
     waiting = Waiting()
     waiting.slots.limit = 3
