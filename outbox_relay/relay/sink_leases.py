@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from outbox_relay.domain.event import SHARDS
+from outbox_relay.domain.routing import SinkRoutes
 from outbox_relay.domain.sink_limits import NO_LIMITS, SinkLimits
-from outbox_relay.domain.sink_spec import SinkRoutes
 from outbox_relay.postgres.rows import SinkRow
 
 UNSERVED_RENEWALS = 4

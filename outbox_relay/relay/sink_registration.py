@@ -6,11 +6,11 @@ import time
 
 from structlog.stdlib import BoundLogger
 
-from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.postgres.rows import TickResult
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.keeper import Keeper
 from outbox_relay.relay.sink_leases import SinkLeases
+from outbox_relay.relay.sink_spec import SinkSpec
 
 
 class SinkRegistration:
@@ -93,7 +93,7 @@ class SinkRegistration:
             return self.register(spec, log)
         if not leases.superseded or leases.held:
             return False
-        differs = tuple(leases.row.patterns) != tuple(spec.patterns) or leases.row.claim != spec.claim
+        differs = tuple(leases.row.patterns) != tuple(spec.patterns) or leases.row.claim != spec.settings.claim
         if differs and not leases.abandoned:
             return False
         result = self._store.tick()

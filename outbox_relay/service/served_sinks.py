@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from threading import Thread
 from typing import NamedTuple
 
 from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.measures import SinkMeasures
-from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.keeper import Keeper
 from outbox_relay.relay.loop import SinkLoop
 from outbox_relay.relay.outcomes import Parts
 from outbox_relay.relay.sink_leases import SinkLeases
+from outbox_relay.relay.sink_spec import SinkSpec
 from outbox_relay.relay.ticks import Ticks
 from outbox_relay.service.supervisor import Supervisor
 from outbox_relay.sinks import Sink
@@ -146,12 +146,12 @@ class ServedSinks(Mapping[str, ServedSink]):
         missing = sorted(name for name in specs if not generations.get(name))
         for name, served in self._sinks.items():
             if name in remade and name not in missing:
-                served.replace(replace(specs[name], start=served.spec.start), generations[name], remade[name])
+                served.replace(specs[name], generations[name], remade[name])
         return missing
 
     def _register(self, specs: Collection[SinkSpec]) -> dict[str, int]:
         result = self._store.tick()
-        wanted = [(spec.name, spec.patterns, spec.start) for spec in specs]
+        wanted = [(spec.name, spec.patterns, spec.settings.start) for spec in specs]
         queued = [spec.name for spec in specs if spec.queued]
         generations = self._store.register_sinks(wanted, result.tick, queued=queued, server=result.incarnation)
         served = {spec.name: spec.limits for spec in specs if generations.get(spec.name)}

@@ -7,10 +7,9 @@ reported at once, in one :class:`outbox_relay.domain.errors.ConfigurationError`,
 from outbox_relay.settings.changes import applied, merged, not_applied, restart_needed
 from outbox_relay.settings.exposure import dsn_faults, exposures, warnings
 from outbox_relay.settings.kafka import KafkaSettings
-from outbox_relay.settings.loading import load
+from outbox_relay.settings.loading import load, log_format, log_settings
 from outbox_relay.settings.model import Settings
-from outbox_relay.settings.python import PythonSettings
-from outbox_relay.settings.sources import log_format, log_settings
+from outbox_relay.settings.sink_tables import PythonSettings
 from outbox_relay.settings.webhook import WebhookSettings
 
 __all__ = [

@@ -7,18 +7,15 @@ set of sinks: events that another sink is to receive must not be passed by befor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import cast
+from collections.abc import Iterator
 
-from pydantic import BaseModel
-
+from outbox_relay.fields import entries
 from outbox_relay.settings.model import Settings, Sink
 from outbox_relay.settings.problems import SettingPath, dotted
+from outbox_relay.sinks.settings import SinkSettings
 
 KEPT_BY_SINKS = frozenset(["claim"])
 """Settings of a sink that need a restart: no relay may serve the sink while one of them changes."""
-APPLIED_TO_RELAY = frozenset(["park_after_seconds"])
-"""Settings of the process that a reload applies."""
 
 
 def differing(old: Settings, new: Settings) -> list[SettingPath]:
@@ -51,8 +48,6 @@ def _is_applied(path: SettingPath, *, same_sinks: bool) -> bool:
             return bool(rest) and rest[0] not in KEPT_BY_SINKS
         case ("schedules", *_):
             return True
-        case ("relay", name):
-            return name in APPLIED_TO_RELAY
         case _:
             return False
 
@@ -60,11 +55,10 @@ def _is_applied(path: SettingPath, *, same_sinks: bool) -> bool:
 def merged(old: Settings, new: Settings) -> Settings:
     """Return the settings that are in effect after a reload from ``old`` to ``new``."""
     same_sinks = old.sinks.keys() == new.sinks.keys()
-    kept = {name: getattr(new.relay, name) for name in APPLIED_TO_RELAY}
     return new.model_copy(
         update={
             "database": old.database,
-            "relay": old.relay.model_copy(update=kept),
+            "relay": old.relay,
             "http": old.http,
             "retention": old.retention,
             "sinks": {name: _merged_sink(sink, new.sinks.get(name, sink)) for name, sink in old.sinks.items()},
@@ -89,8 +83,8 @@ def _line(old: Settings, new: Settings, path: SettingPath) -> str:
 
 
 def _differing(path: SettingPath, old: object, new: object) -> Iterator[SettingPath]:
-    olds, news = _entries(old), _entries(new)
-    if isinstance(old, BaseModel) and type(old) is not type(new):
+    olds, news = entries(old), entries(new)
+    if isinstance(old, SinkSettings) and type(old) is not type(new):
         yield (*path, "type")
     elif olds is None or news is None:
         yield from [path] if old != new else []
@@ -100,10 +94,3 @@ def _differing(path: SettingPath, old: object, new: object) -> Iterator[SettingP
                 yield from _differing((*path, name), olds[name], news[name])
             else:
                 yield (*path, name)
-
-
-def _entries(value: object) -> Mapping[str, object] | None:
-    """Return the settings in a table by their names in the file; None if ``value`` is not a table."""
-    if isinstance(value, BaseModel):
-        return {field.alias or name: getattr(value, name) for name, field in type(value).model_fields.items()}
-    return cast("Mapping[str, object]", value) if isinstance(value, Mapping) else None

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import pytest
 import structlog
+from outbox_relay.settings.retention import RetentionSettings
 from structlog.testing import capture_logs
 
 from outbox_relay.domain.errors import StatementFailed
@@ -18,7 +19,6 @@ from outbox_relay.postgres.store import Store
 from outbox_relay.relay.housekeeping import Chore
 from outbox_relay.relay.retention import Retention
 from outbox_relay.retention.archiver import archiver_for
-from outbox_relay.settings.retention import RetentionSettings
 from tests.support.chores import doing
 from tests.support.command import inside
 from tests.support.database import Database

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from outbox_relay.domain.event import SHARDS
-from outbox_relay.domain.sink_spec import SinkSpec
+from outbox_relay.relay.sink_spec import SinkSpec
 from tests.support.database import Database, query
 from tests.support.kafka import KafkaBroker
 from tests.support.memory_sink import MemorySink

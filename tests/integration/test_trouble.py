@@ -12,7 +12,6 @@ from outbox_relay.domain.circuit import CircuitPolicy
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Attempt, Failed, Unavailable, Verdict
 from outbox_relay.domain.retry import RetryPolicy
-from outbox_relay.domain.sink_limits import SinkLimits
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit, has, ids, in_order
 from tests.support.memory_sink import Late, MemorySink, fails
@@ -74,10 +73,11 @@ def test_one_that_is_down_for_too_long_is_paused_and_resumed_it_gets_its_whole_t
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("outbox_relay.relay.report.REMIND_SECONDS", 0.5)
+    monkeypatch.setattr("outbox_relay.relay.report.PAUSE_AFTER_SECONDS", 10)
     late = Late()
     sink = MemorySink(late)
     late.script = fails(999, None, Unavailable("connection refused"))
-    circuit = CircuitPolicy(open_after=1, probe_seconds=0.05, probe_max_seconds=0.05, pause_after_seconds=10)
+    circuit = CircuitPolicy(open_after=1, probe_seconds=0.05, probe_max_seconds=0.05)
     with running(database.dsn, (spec("s", circuit=circuit), sink), lease_seconds=3) as harness:
         wanted = emit(database, ["a"])
         has(database, "select 1 from outbox.sink where circuit_since is not null and not paused")
@@ -172,7 +172,7 @@ def test_when_enough_rows_stand_for_a_part_the_position_stands_still_and_status_
     late.script = _trouble
     sink = MemorySink(late)
     sink.max_batch = 20
-    with running(database.dsn, (spec("s", parked_max=40), sink)) as harness:
+    with running(database.dsn, (spec("s", pending_max=40), sink)) as harness:
         wanted = emit(database, [f"orders-{n}" for n in range(400)])
         [(error,)] = has(database, "select last_error from outbox.sink where last_error like '%%no more%%'")
         assert error.startswith("topic orders: unknown topic; ")
@@ -188,14 +188,14 @@ def test_when_enough_rows_stand_for_a_part_the_position_stands_still_and_status_
 def test_a_part_that_answers_again_is_forgotten_whatever_events_are_scheduled(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More than ``parked_max`` events wait for their part of a spread: they count for nothing, and must not stop it."""
+    """More than ``pending_max`` events wait for their part of a spread: they count for nothing and must not stop it."""
     monkeypatch.setattr("outbox_relay.relay.limits.TROUBLE_SECONDS", 0.5)
     monkeypatch.setattr("outbox_relay.relay.limits.COUNT_SECONDS", 0.1)
     monkeypatch.setattr("outbox_relay.relay.report.RECORD_SECONDS", 0.1)
     late = Late()
     sink = MemorySink(late)
     sink.max_batch = 20
-    with running(database.dsn, (spec("s", parked_max=40, limits=SinkLimits(spread_seconds=80_000.0)), sink)) as harness:
+    with running(database.dsn, (spec("s", pending_max=40, spread_seconds=80_000.0), sink)) as harness:
         emit(database, [None] * 60, deliver_at=datetime.now(UTC))
         has(database, "select 1 from outbox.delivery having count(*) > 50")
         late.script = _trouble
@@ -235,7 +235,7 @@ def test_the_last_attempt_is_kept_with_its_row_and_why_shows_it(database: Databa
 def test_events_that_fail_again_neither_open_the_circuit_nor_keep_it_open(database: Database) -> None:
     late = Late()
     sink = MemorySink(late, keeps_order=False)
-    circuit = CircuitPolicy(open_after=20, probe_seconds=600.0)
+    circuit = CircuitPolicy(open_after=20, probe_seconds=600.0, probe_max_seconds=600.0)
     together = RetryPolicy(attempts=5, base_seconds=1.0, max_seconds=1.0, jitter=0.0)
     wanted = emit(database, [None] * 500)
     late.script = fails(2, wanted[::5])

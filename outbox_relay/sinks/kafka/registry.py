@@ -6,7 +6,7 @@ import queue
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -47,12 +47,19 @@ class RegistryOptions:
     schema_files: Mapping[str, Path] = field(default_factory=dict[str, Path])
     """Files with the schemas of event types, which are registered or looked up instead of the latest version."""
     username: str | None = None
-    password: str | None = field(default=None, repr=False)
-    password_file: Path | None = None
+    password: Callable[[], str] = str
+    """Returns the password, or raises ValueError with the reason."""
     ca_file: Path | None = None
     client_certificate: Path | None = None
     client_key: Path | None = None
     timeout_seconds: float = 3.0
+
+
+def _password(options: RegistryOptions) -> str:
+    try:
+        return options.password()
+    except ValueError as error:
+        raise SchemasUnavailable(f"registry.password: {error}") from None
 
 
 class SchemaRegistry:
@@ -138,10 +145,7 @@ class SchemaRegistry:
             settings["ssl.key.password"] = ""
         try:
             if options.username is not None:
-                password = options.password or ""
-                if options.password_file is not None:
-                    password = _text("password_file", options.password_file).removesuffix("\n").removesuffix("\r")
-                settings["basic.auth.user.info"] = f"{options.username}:{password}"
+                settings["basic.auth.user.info"] = f"{options.username}:{_password(options)}"
             client = SchemaRegistryClient(settings)
         except (OSError, ValueError):
             try:

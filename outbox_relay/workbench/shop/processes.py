@@ -26,7 +26,6 @@ dsn = "{dsn}"
 [relay]
 name = "{name}"
 lease_seconds = {lease_seconds}
-park_after_seconds = {park_after_seconds}
 
 [http]
 listen = "127.0.0.1:{port}"
@@ -112,7 +111,6 @@ class ShopProcesses:
             dsn=self._dsn,
             name=name,
             lease_seconds=LEASE_SECONDS,
-            park_after_seconds=PARK_AFTER_SECONDS,
             timeout_seconds=TIMEOUT_SECONDS,
             max_in_flight=MAX_IN_FLIGHT,
             port=port,
