@@ -41,7 +41,6 @@ type = "webhook"
 url = "{url}"
 secrets = ["{secret}"]
 allow_http = true
-max_in_flight = {max_in_flight}
 allow_networks = ["127.0.0.0/8"]
 timeout_seconds = {timeout_seconds}
 permanent_statuses = [400]
@@ -63,9 +62,8 @@ permanent_statuses = [404]
 "invoice.*" = ["invoices"]
 """
 """A sink whose destination answers 404, and the routes with it."""
-LEASE_SECONDS, PARK_AFTER_SECONDS = 3, 1.0
+LEASE_SECONDS = 3
 TIMEOUT_SECONDS = 2
-MAX_IN_FLIGHT = 64
 TOPIC = "shop.orders"
 
 
@@ -83,10 +81,10 @@ class ShopProcesses:
         self._secret = f"whsec_{b64encode(secrets.token_bytes(SECRET_BYTES)).decode()}"
         self._hook_port = ports.free_port()
 
-    def receiver(self, journal: Path, broken: Path | None = None) -> PythonProcess:
+    def receiver(self, journal: Path, broken: Path) -> PythonProcess:
         """Start the webhook receiver and wait until it listens. It refuses damaged orders while `broken` exists."""
-        command = ["outbox_relay.workbench.shop.receiver", "--port", str(self._hook_port), "--journal", str(journal)]
-        command += [] if broken is None else ["--broken", str(broken)]
+        command = ["outbox_relay.workbench.shop.receiver", "--port", str(self._hook_port)]
+        command += ["--journal", str(journal), "--broken", str(broken)]
         process = self._add(PythonProcess("receiver", command, self._directory, **{receiver.SECRET: self._secret}))
         process.wait_until(
             lambda: ports.is_listening(self._hook_port), seconds=START_SECONDS, what="the webhook receiver listens"
@@ -99,9 +97,9 @@ class ShopProcesses:
         command = ["outbox_relay.workbench.shop.consumer", *where, "--journal", str(journal)]
         return self._add(PythonProcess("consumer", command, self._directory))
 
-    def shop(self, summary: Path, *options: str) -> PythonProcess:
-        """Start the shop, which emits immediately; `options` are those of its command line."""
-        command = ["outbox_relay.workbench.shop.orders", "--dsn", self._dsn, "--summary", str(summary), *options]
+    def shop(self, summary: Path) -> PythonProcess:
+        """Start the shop, which emits immediately."""
+        command = ["outbox_relay.workbench.shop.orders", "--dsn", self._dsn, "--summary", str(summary)]
         return self._add(PythonProcess("shop", command, self._directory))
 
     def relay(self, name: str) -> RelayProcess:
@@ -112,7 +110,6 @@ class ShopProcesses:
             name=name,
             lease_seconds=LEASE_SECONDS,
             timeout_seconds=TIMEOUT_SECONDS,
-            max_in_flight=MAX_IN_FLIGHT,
             port=port,
             topic=TOPIC,
             bootstrap=self._bootstrap,
