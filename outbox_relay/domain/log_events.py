@@ -81,14 +81,12 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "shards.claimed": "shards claimed",
         "shards.released": "shards released",
         "shards.lost": "shards lost",
-        "shards.claim_undone": "shards of a claim without an answer released",
         "leases.failed": "a round of leases failed; the relay tries again",
         # Replays
         "replay.serving": "serving a replay",
         "replay.unserved": "a replay cannot be delivered here",
         "replay.failed": "a replay failed and is tried again",
         "replays.failed": "replays could not be read; the relay tries again",
-        "replays.leases_failed": "leases of replays were not renewed",
         # Housekeeping and retention
         "housekeeping.failed": "a chore failed and is tried again",
         "retention.emptied": "day emptied",

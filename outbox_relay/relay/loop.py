@@ -329,9 +329,7 @@ class SinkLoop:
                 raise SessionReset("the calls in flight did not end in time")
             if self.session is not None:
                 self.session.rows.give_all_back()
-            self.keeper.give_doubtful_back(parts.leases)
-            if parts.leases.held:
-                self.keeper.release(parts.leases, set(parts.leases.held))
+            self.keeper.end_session(parts.leases)
         except RelayError as error:
             parts.log.warning("relay.left_behind", what=f"sink {parts.spec.name}", reason=str(error))
         finally:

@@ -26,15 +26,10 @@ def _do_nothing() -> None: ...
 
 
 class Lease(NamedTuple):
-    """An owned shard.
-
-    ``until`` is the ``lease_clock()`` value at which the lease ends, and ``crashes`` the number of lapsed leases that
-    was counted when the shard was claimed.
-    """
+    """An owned shard. ``crashes`` is the number of lapsed leases that was counted when it was claimed."""
 
     epoch: int
-    until: float
-    crashes: int
+    crashes: int = 0
 
 
 @dataclass(eq=False)
@@ -84,8 +79,10 @@ class SinkLeases:
     """The number of live relays that serve the sink, at least one."""
     excess: int = field(default=0, init=False)
     """The number of shards to drain and release."""
-    doubtful_until: float = field(default=0.0, init=False)
-    """The ``lease_clock()`` value until which a claim without an answer may take effect."""
+    ends_at: float = field(default=0.0, init=False)
+    """The ``lease_clock()`` value at which the lease on the sink ends, and so those of all shards."""
+    ended: bool = field(default=False, init=False)
+    """True once the lease on the sink was given back."""
     claimed_at: float = field(default=0.0, init=False)
     """The ``lease_clock()`` value at which this relay last tried to claim shards."""
     observations: int = field(default=0, init=False)
@@ -105,7 +102,12 @@ class SinkLeases:
     _behind: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self.row = SinkRow(self.sink, 0, False, "closed", None, 0, ())
+        self.row = SinkRow(self.sink, 0, False, "closed", None, SHARDS, ())
+
+    @property
+    def unowned(self) -> int:
+        """The number of shards that no relay owns, of which this one may not know that it owns them."""
+        return SHARDS - self.row.owned - len(self.held)
 
     @property
     def abandoned(self) -> bool:
@@ -152,17 +154,15 @@ class SinkLeases:
         return {shard: self.adopted[shard] for shard in shards if shard in self.adopted}
 
     def until(self, shards: Collection[int]) -> float:
-        """Return the ``lease_clock()`` value at which the first of the leases ends, 0.0 if one was lost."""
-        held, ends = self.held, list[float]()
-        for shard in shards:
-            lease = held.get(shard)
-            ends.append(0.0 if lease is None or lease.epoch != self.adopted.get(shard) else lease.until)
-        return min(ends, default=0.0)
+        """Return the ``lease_clock()`` value at which the leases of these shards end, 0.0 if one was lost."""
+        held = self.held
+        is_lost = any(shard not in held or held[shard].epoch != self.adopted.get(shard) for shard in shards)
+        return 0.0 if is_lost or not shards else self.ends_at
 
     # -- leases -----------------------------------------------------------------------------------------------
 
     def grant(self, leases: Mapping[int, Lease]) -> bool:
-        """Add the leases of shards that were claimed. Return False if the sink is no longer served."""
+        """Add shards that were claimed. Return False if the sink is no longer served."""
         with self._writing:
             if not self.serving:
                 return False
@@ -170,36 +170,35 @@ class SinkLeases:
         self.wake()
         return True
 
-    def replace(self, leases: Mapping[int, Lease]) -> None:
-        """Replace all leases with those that were reclaimed, none of which is adopted."""
+    def replace(self, leases: Mapping[int, Lease], until: float) -> None:
+        """Replace all shards with those that were reclaimed, none of which is adopted."""
         with self._writing:
             self.losses += len(self.held.keys() - leases.keys())
             self.adopted = {}
             self.held = dict(leases)
+            self.ends_at = max(self.ends_at, until)
 
-    def renew(self, asked: Mapping[int, int], until: Mapping[int, float]) -> int:
-        """Extend the leases that have an ``until``, and remove the others of ``asked`` (shard → epoch).
+    def renew(self, asked: Mapping[int, int], owned: Mapping[int, int], until: float) -> int:
+        """Extend the lease on the sink, and remove the shards of ``asked`` that are not ``owned`` (shard → epoch).
 
-        Return how many were lost. A shard that has another epoch by now keeps its lease, as does one that is being
-        released: a renewal finds no lease of it once the release is in effect.
+        Return how many were lost. A shard that has another epoch by now stays, as does one that is being released: a
+        renewal does not find it once the release is in effect.
         """
-        lost = 0
         with self._writing:
-            held = dict(self.held)
-            for shard, epoch in asked.items():
-                lease = held.get(shard)
-                if lease is None or lease.epoch != epoch:
-                    continue
-                if shard in until:
-                    held[shard] = lease._replace(until=until[shard])
-                elif self._releasing.get(shard) != epoch:
-                    del held[shard]
-                    lost += 1
-            self.held = held
-            self.losses += lost
+            lost = {
+                shard
+                for shard, epoch in asked.items()
+                if shard in self.held
+                and self.held[shard].epoch == epoch
+                and owned.get(shard) != epoch
+                and self._releasing.get(shard) != epoch
+            }
+            self.held = {shard: lease for shard, lease in self.held.items() if shard not in lost}
+            self.ends_at = max(self.ends_at, until)
+            self.losses += len(lost)
         if lost:
             self.wake()
-        return lost
+        return len(lost)
 
     @contextmanager
     def releasing(self, shards: Collection[int]) -> Generator[dict[int, int]]:
@@ -249,7 +248,7 @@ class SinkLeases:
     def registered(self, generation: int, routes: SinkRoutes | None) -> None:
         """Serve the sink, which was registered again, and discard its state from before that."""
         self.missing, self._behind = False, 0
-        self.row = self.row._replace(generation=generation, unowned=SHARDS)
+        self.row = self.row._replace(generation=generation, owned=0)
         self.serve(generation, routes)
 
     def observe(self, row: SinkRow) -> bool:

@@ -68,7 +68,7 @@ class Relay:
 
     def end_leases(self) -> None:
         """Let the leases end, so that the next renewal is due."""
-        self._at.do("update outbox.shard set lease_until = now() returning 1")
+        self._at.do("update outbox.session set lease_until = now() returning 1")
 
     def hours(self, hours: float) -> None:
         """Write what a relay writes in ``hours``."""
@@ -92,9 +92,8 @@ class Relay:
         self._at.park(SINK, self._at.row(self._event))
 
     def renew(self, lease_seconds: float = LEASE_SECONDS) -> None:
-        """Renew the leases of all shards."""
-        held = [(SINK, shard, epoch) for shard, epoch in self._at.epochs[SINK].items()]
-        self._at.store.renew_shards(self._at.relay, held, lease_seconds, LIMIT_SECONDS)
+        """Renew the lease on the sink."""
+        self._at.store.renew_sessions(self._at.relay, [SINK], lease_seconds, LIMIT_SECONDS)
 
     def trim(self) -> None:
         """Delete outranked positions."""

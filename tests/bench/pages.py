@@ -47,7 +47,9 @@ insert into outbox.relay (id, name, version, sinks, started_at, seen_at)
 select gen_random_uuid(), 'relay-' || n, '0.1.0', array(select name from outbox.sink), now(), now() + interval '1 hour'
   from generate_series(1, %s) n"""
 OWNERS = """
-update outbox.shard s set owner = r.id, lease_until = now() + interval '1 hour'
+with leases as (
+    insert into outbox.session select k.name, r.id, now() + interval '1 hour' from outbox.sink k, outbox.relay r)
+update outbox.shard s set owner = r.id
   from (select id, row_number() over () - 1 as place, count(*) over () as relays from outbox.relay) r
  where r.place = s.shard %% r.relays"""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
@@ -120,7 +120,7 @@ def test_shards_that_stand_at_one_place_share_a_row_of_the_ledger_each_at_its_ep
         first, second = [(hand.tick(), hand.emit("a")) for _ in range(2)]
         hand.place("s", Position(first[0]))
         successor = Ledger(database, hand.store)
-        hand.do("update outbox.shard set lease_until = clock_timestamp() - interval '1 second' where shard < 2")
+        hand.do("update outbox.shard set owner = null where shard < 2")
         assert len(successor.own("s")) == 2
         successor.place("s", Position(second[0]), [0, 1])
         hand.place("s", Position(BEGINNING))
@@ -167,7 +167,8 @@ def test_a_claim_passes_by_shards_that_a_settlement_has_locked(
     """Goes red when a settlement keeps no lock: its rows would appear behind the back of the next owner."""
     with ledger(database) as hand, database.connect() as settling:
         hand.register(("s", ["*"], "beginning"))
-        hand.own("s", lease_seconds=0.0)
+        hand.own("s")
+        hand.lapse()
         [event] = hand.emit("a")
         row = hand.row(event)
 
@@ -177,8 +178,7 @@ def test_a_claim_passes_by_shards_that_a_settlement_has_locked(
         with monkeypatch.context() as patched:
             patched.setattr(hand.store, "_rows", rows)
             hand.park("s", row)
-        claimed = hand.store.claim_shards("s", uuid4(), hand.generations["s"], 30.0, SHARDS)
-        assert {c.shard for c in claimed} == set(range(SHARDS)) - {row.shard}
+        assert set(Ledger(database, hand.store).own("s")) == set(range(SHARDS)) - {row.shard}
 
 
 @pytest.mark.fence("after a restore or a failover, a generation's number is given out again, for other routes")
@@ -216,10 +216,12 @@ def test_no_shard_is_claimed_for_other_routes_of_the_same_generation(database: D
     with ledger(database) as books:
         books.register(("s", ["a", "b"], "beginning"))
         generation, routes = books.generations["s"], SinkRoutes(("a", "b"), "log")
+        assert books.store.claim_shards("s", books.relay, generation, SHARDS, routes=routes) == [], "without a session"
+        books.store.renew_sessions(books.relay, ["s"], 30.0)
         for others in (SinkRoutes(("a",), "log"), SinkRoutes(("b", "a"), "log"), SinkRoutes(("a", "b"), "rows")):
-            assert books.store.claim_shards("s", uuid4(), generation, 30.0, SHARDS, routes=others) == []
-        assert books.store.claim_shards("s", uuid4(), generation + 1, 30.0, SHARDS, routes=routes) == []
-        assert len(books.store.claim_shards("s", uuid4(), generation, 30.0, SHARDS, routes=routes)) == SHARDS
+            assert books.store.claim_shards("s", books.relay, generation, SHARDS, routes=others) == []
+        assert books.store.claim_shards("s", books.relay, generation + 1, SHARDS, routes=routes) == []
+        assert len(books.store.claim_shards("s", books.relay, generation, SHARDS, routes=routes)) == SHARDS
 
 
 def _count(sink: MemorySink, count: int) -> bool:
@@ -237,7 +239,8 @@ def test_a_lapsed_lease_is_no_crash_while_the_destination_is_known_to_be_down(
     """Else the shards of relays that come and go while it is down are all sent on one event at a time afterwards."""
     with ledger(database) as hand:
         hand.register(("s", ["*"], "beginning"))
-        assert len(hand.own("s", lease_seconds=0.0)) == SHARDS
+        assert len(hand.own("s")) == SHARDS
+        hand.lapse()
         hand.store.record_circuit("s", circuit, "it was refused", None, 0.0)
         hand.do("update outbox.sink set last_error_at = last_error_at - %s * interval '1 second'", said_seconds_ago)
         assert len(Ledger(database, hand.store).own("s")) == SHARDS
@@ -254,12 +257,12 @@ def test_shards_of_a_claim_without_an_answer_are_served_at_once_and_count_as_no_
     harness = RelayHarness(database.dsn, [(spec("s"), sink)], lease_seconds=30.0)
     with database.connect() as server:
 
-        def claim_without_answer(*given: Any, routes: SinkRoutes) -> Any:
+        def claim_without_answer(*given: Any, known: Collection[int], routes: SinkRoutes) -> Any:
             harness.store.claim_shards = claim  # type: ignore[method-assign]
-            names = ("sink", "owner", "generation", "lease", "most", "free_for")
+            names = ("sink", "owner", "generation", "most", "free_for")
             parameters = {
                 **dict(zip(names, given, strict=True)),
-                "lapsed_for": 0.0,
+                "known": list(known),
                 "patterns": list(routes.patterns),
                 "claim": routes.claim,
             }
@@ -271,16 +274,12 @@ def test_shards_of_a_claim_without_an_answer_are_served_at_once_and_count_as_no_
 
         claim, harness.store.claim_shards = harness.store.claim_shards, claim_without_answer  # type: ignore[method-assign]
         harness.start()
-        until(lambda: claimed_again(harness), seconds=20, what="the relay claims again")
+        until(lambda: harness.store.calls["claim_shards"] > late, seconds=20, what="the relay claims again")
         server.commit()
         owns(harness, SHARDS, seconds=20)
         delivered(sink, emit(database, ["a"]))
         assert query(database, "select distinct crashes, owner from outbox.shard") == [(0, harness.relay)]
     harness.crash()
-
-
-def claimed_again(harness: RelayHarness) -> bool:
-    return harness.store.calls["release_unknown_shards"] > 1
 
 
 @pytest.mark.fence("an older configuration reads past events that are newly routed")

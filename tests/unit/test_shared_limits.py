@@ -14,7 +14,7 @@ from outbox_relay.relay.sink_leases import Lease, SinkLeases
 def a_share(shards: int = SHARDS, *, relays: int = 1, **limits: Any) -> RateShare:
     """Return the share of the owner of some shards."""
     leases = SinkLeases("s", 1, SinkLimits(**limits))
-    leases.grant({shard: Lease(1, 100.0, 0) for shard in range(shards)})
+    leases.grant({shard: Lease(1) for shard in range(shards)})
     leases.observe_relays(relays, renewed=True)
     return RateShare(leases, 0.0)
 
