@@ -24,7 +24,7 @@ from outbox_relay.domain.event import SHARDS
 from outbox_relay.domain.window import Position
 from outbox_relay.postgres.database import statements
 from outbox_relay.postgres.migrations import migrate
-from outbox_relay.relay.housekeeping import TRIM_ROWS
+from outbox_relay.relay.chores import TRIM_ROWS
 from tests.support.database import Database, new_database
 from tests.support.ledger import Ledger, ledger
 from tests.support.postgres import PostgresServer

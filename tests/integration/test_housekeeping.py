@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from outbox_relay.domain.errors import StatementFailed
 from outbox_relay.domain.event import SHARDS
-from outbox_relay.relay.housekeeping import TRIM_LEAST, TRIM_ROWS, Chore, LedgerTrim
+from outbox_relay.relay.chores import TRIM_LEAST, TRIM_ROWS, Chore, LedgerTrim
 from tests.support.chores import doing
 from tests.support.database import Database, query
 from tests.support.ledger import ledger

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from annotated_types import Le
 
-from outbox_relay.relay.housekeeping import MOST_LEASE_SECONDS
+from outbox_relay.relay.chores import MOST_LEASE_SECONDS
 from outbox_relay.settings.model import RelaySettings
 from tests.support import days
 from tests.support.chores import doing

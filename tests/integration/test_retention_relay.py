@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from outbox_relay.domain.errors import StatementFailed
 from outbox_relay.postgres.retention_statements import DayCheck
 from outbox_relay.postgres.store import Store
-from outbox_relay.relay.housekeeping import Chore
+from outbox_relay.relay.chores import Chore
 from outbox_relay.relay.retention import Retention
 from outbox_relay.retention.archiver import archiver_for
 from outbox_relay.settings.retention import RetentionSettings

@@ -100,7 +100,7 @@ def test_a_reload_registers_what_is_new_and_keeps_what_is_gone(database: Databas
     relay = part(store, schedule("a"))
     with running(store, relay):
         becomes(lambda: query(database, "select from outbox.schedule where name = 'a'"), "a is registered")
-        relay.schedules.use([schedule("b")])
+        relay.schedules.definitions.use([schedule("b")])
         becomes(lambda: query(database, "select from outbox.schedule where name = 'b'"), "b is registered")
     assert query(database, "select name from outbox.schedule order by name") == [("a",), ("b",)]
 
@@ -119,7 +119,7 @@ def test_a_schedule_that_a_restore_took_back_is_registered_again_unless_a_person
 
     assert (store.known_schedules(["a"]))[0]
     monkeypatch.setattr(store, "known_schedules", known_in)
-    monkeypatch.setattr("outbox_relay.relay.schedule_definitions.HOLD_SECONDS", 0.0)
+    monkeypatch.setattr("outbox_relay.relay.schedules.HOLD_SECONDS", 0.0)
     relay = part(store, schedule("kept"), schedule("lost"), schedule("removed"))
     with running(store, relay):
         becomes(lambda: names(database) == ["kept", "lost", "removed"], "all are registered")

@@ -72,6 +72,6 @@ def test_a_replay_that_waits_gets_every_fourth_call() -> None:
 
 def test_events_that_a_limit_holds_up_are_handed_over_with_their_shards() -> None:
     limits = a_share(rate_per_second=10.0)
-    assert not limits.stall(10, 0.0)
-    assert limits.stall(11, 0.0)
+    assert not limits.stall(10)
+    assert limits.stall(11)
     assert limits.may_release(1.0, 0.0)
