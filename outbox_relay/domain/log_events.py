@@ -94,7 +94,6 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "retention.blocked": "retention blocked",
         "retention.archive_failed": "archive failed",
         "retention.left": "a day past keep_days was not emptied twice in a row",
-        "retention.idle": "no relay empties days: run outbox-relay retention run, or set enabled = true",
         "retention.clock_jumped": "retention waits: the clock has jumped, or no relay ran for a day",
         "retention.failed": "a retention pass failed; the relay tries again",
         # Schedules

@@ -35,12 +35,11 @@ class ShardStatements(Database):
         owner: UUID,
         generation: int,
         most: int,
-        unowned_for: float | None = None,
         *,
         known: Iterable[int] = (),
         routes: SinkRoutes | None = None,
     ) -> list[Claimed]:
-        """Claim up to ``most`` free shards, and those that have been free for ``unowned_for`` seconds, if it is given.
+        """Claim up to ``most`` free shards.
 
         A shard of ``owner`` that is not ``known`` is free too. None is claimed without a session of ``owner``, or
         unless ``generation`` is in force, with ``routes`` if these are given.
@@ -52,7 +51,6 @@ class ShardStatements(Database):
             "patterns": None if routes is None else list(routes.patterns),
             "claim": None if routes is None else routes.claim,
             "most": most,
-            "free_for": unowned_for,
             "known": list(known),
         }
         return [Claimed(*row) for row in self._rows("claim_shards", parameters)]

@@ -21,8 +21,10 @@ from outbox_relay.postgres.rows import ScheduledPlace
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.schedules import Schedules
 
-TRIM_ROWS, TRIM_LEAST = 1000, 200
-"""Rows of each sink that one trim examines, and fewer after a trim that failed. At most 64 of them are kept."""
+LEDGER_ROWS = 200
+"""Positions of each sink that one trim of the ledger compares. At most 64 of them are kept."""
+TRIM_ROWS = 1000
+"""Rows that any other trim deletes at a time."""
 MOST_LEASE_SECONDS = 600.0
 """The largest ``lease_seconds`` of a relay."""
 KEYS = 500
@@ -103,24 +105,6 @@ class Chores:
         leisure = chore.leisure if again is None else min(chore.leisure, 1.0)
         pause = max(usual if again is None else again, leisure * (now - began))
         chore.due_at = now + pause
-
-
-class LedgerTrim:
-    """Removes outranked positions in bounded steps, which are smaller after one that failed."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._rows = TRIM_ROWS
-
-    def trim(self) -> int:
-        """Remove outranked positions of every sink, and return their number."""
-        try:
-            count = self._store.value("trim_progress", {"most": self._rows})
-        except StatementFailed:
-            self._rows = TRIM_LEAST
-            raise
-        self._rows = min(TRIM_ROWS, self._rows + TRIM_LEAST)
-        return count
 
 
 class ScheduledEvents:
@@ -220,7 +204,7 @@ def housekeeping(store: Store) -> list[Chore]:
     return [
         chore("make_partitions", 60.0, 2.0),
         chore("make_attempt_partitions", 60.0, 2.0),
-        Chore("trim_progress", LedgerTrim(store).trim, 5.0, 15.0, at_once_from(TRIM_LEAST // 2)),
+        chore("trim_progress", 5.0, 15.0, LEDGER_ROWS // 2, most=LEDGER_ROWS),
         chore("raise_ledger_starts", 60.0, 60.0, 1),
         chore("trim_former_positions", 600.0, 60.0, 1, most=TRIM_ROWS),
         chore("trim_relays", 600.0, 60.0),

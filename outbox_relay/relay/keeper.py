@@ -266,13 +266,12 @@ class Keeper:
             leases.replace(_leases(claimed), self._end_of_lease(sent))
 
     def _claim(self, leases: SinkLeases) -> None:
-        """Claim shards up to the quota, and any shard that has been free for a lease."""
+        """Claim shards up to the quota, and those that are this relay's without its knowledge."""
         if not leases.claiming.acquire(blocking=False):  # the loop reclaims: next time
             return
         try:
             claimed = self._store.claim_shards(
                 *(leases.sink, self.relay, leases.generation, max(0, leases.quota - len(leases.held))),
-                self.lease_seconds,
                 known=leases.held,
                 routes=leases.routes,
             )

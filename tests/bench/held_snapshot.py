@@ -24,7 +24,7 @@ from outbox_relay.domain.event import SHARDS
 from outbox_relay.domain.window import Position
 from outbox_relay.postgres.database import statements
 from outbox_relay.postgres.migrations import migrate
-from outbox_relay.relay.chores import TRIM_ROWS
+from outbox_relay.relay.chores import LEDGER_ROWS
 from tests.support.database import Database, new_database
 from tests.support.ledger import Ledger, ledger
 from tests.support.postgres import PostgresServer
@@ -97,7 +97,7 @@ class Relay:
 
     def trim(self) -> None:
         """Delete outranked positions."""
-        self._at.store.value("trim_progress", {"most": TRIM_ROWS})
+        self._at.store.value("trim_progress", {"most": LEDGER_ROWS})
 
     def raise_starts(self) -> None:
         """Let readers of the ledger begin behind what was trimmed."""

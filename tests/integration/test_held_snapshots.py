@@ -205,7 +205,7 @@ def test_a_renewal_and_a_claim_of_its_shards_exclude_each_other(owner: Ledger, f
     other = Ledger(owner.database, owner.store)
     other.store.renew_sessions(other.relay, [SINK], 60.0)
     claim = {
-        "sink": SINK, "owner": other.relay, "generation": owner.generations[SINK], "most": SHARDS, "free_for": None,
+        "sink": SINK, "owner": other.relay, "generation": owner.generations[SINK], "most": SHARDS,
         "known": [], "patterns": None, "claim": None,
     }  # fmt: skip
     renewal = {"owner": owner.relay, "sinks": [SINK], "lease": 60.0}

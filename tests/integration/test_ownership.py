@@ -259,7 +259,7 @@ def test_shards_of_a_claim_without_an_answer_are_served_at_once_and_count_as_no_
 
         def claim_without_answer(*given: Any, known: Collection[int], routes: SinkRoutes) -> Any:
             harness.store.claim_shards = claim  # type: ignore[method-assign]
-            names = ("sink", "owner", "generation", "most", "free_for")
+            names = ("sink", "owner", "generation", "most")
             parameters = {
                 **dict(zip(names, given, strict=True)),
                 "known": list(known),

@@ -199,7 +199,7 @@ def claim_shards(connection: Connection, sink: str) -> list[tuple[Any, ...]]:
     text = "select array(select shard from outbox.shard where sink = %s and owner = %s)"
     [(known,)] = connection.execute(text, (sink, OTHER)).fetchall()
     return call(
-        connection, "claim_shards", sink=sink, owner=OTHER, generation=1, most=64, free_for=None, known=known,
+        connection, "claim_shards", sink=sink, owner=OTHER, generation=1, most=64, known=known,
         patterns=None, claim=None,
     )  # fmt: skip
 

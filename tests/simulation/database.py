@@ -68,7 +68,6 @@ class Shard:
 
     owner: UUID | None = None
     epoch: int = 0
-    released_at: float = 0.0
     crashes: int = 0
 
 
@@ -339,7 +338,6 @@ class MemoryDatabase:
         owner: UUID,
         generation: int,
         most: int,
-        unowned_for: float,
         *,
         known: Collection[int],
         routes: Any,
@@ -349,14 +347,12 @@ class MemoryDatabase:
         if contents.paused or generation != contents.generation or tuple(routes.patterns) != contents.patterns:
             return []
         claimed: list[Claimed] = []
-        known, place = set(known), 0
+        known = set(known)
         for number, shard in enumerate(contents.shards):
             is_mine = shard.owner == owner and number not in known
             if not self.lives(owner) or not (is_mine or (shard.owner != owner and not self.lives(shard.owner))):
                 continue
-            place += 1
-            since = shard.released_at if shard.owner is None else contents.sessions.get(shard.owner, 0.0)
-            if place <= most or is_mine or since <= self.time - unowned_for:
+            if len(claimed) < most or is_mine:
                 shard.crashes += shard.owner not in (None, owner)
                 shard.owner, shard.epoch = owner, shard.epoch + 1
                 claimed.append(Claimed(number, shard.epoch, shard.crashes))
@@ -389,17 +385,14 @@ class MemoryDatabase:
         """Release shards."""
         for number, epoch in held.items():
             if self._is_owner(number, owner, epoch):
-                self._free(self.contents.shards[number])
+                self.contents.shards[number].owner = None
 
     def end_session(self, _: str, owner: UUID) -> None:
         """Release the shards of a relay, and end its lease."""
         self.contents.sessions.pop(owner, None)
         for shard in self.contents.shards:
             if shard.owner == owner:
-                self._free(shard)
-
-    def _free(self, shard: Shard) -> None:
-        shard.owner, shard.released_at = None, self.time
+                shard.owner = None
 
     def reset_crashes(self, _: str, owner: UUID, held: Mapping[int, int]) -> None:
         """Reset the crash count."""

@@ -1,24 +1,23 @@
--- Claim up to `most` free shards, and every one that has been free for `free_for` seconds, if the sink has these patterns and this
--- claim: after a restore, its generation may be a number that was given out before, for others. Nothing is claimed without a
--- session of this relay. A shard at the last epoch can have no further owner.
+-- Claim up to `most` free shards if the sink has these patterns and this claim: after a restore, its generation may be a number
+-- that was given out before, for others. Nothing is claimed without a session of this relay. A shard at the last epoch can have no
+-- further owner.
 --
 -- A shard is free if it has no owner, if the session of its owner has ended, or if it is this relay's and not one of those that it
--- knows of, as after a claim without an answer. An ended session is locked and looked at again, so that its relay either renews it
--- first or finds its shards lost. Nothing is waited for. A shard that another relay leaves without an outcome counts as a crash.
+-- knows of, as after a claim without an answer. Those are claimed first, and all of them. An ended session is locked and looked at
+-- again, so that its relay either renews it first or finds its shards lost. Nothing is waited for. A shard that another relay
+-- leaves without an outcome counts as a crash.
 with mine as materialized (
     select 1 from outbox.session n
      where n.sink = %(sink)s and n.owner = %(owner)s::uuid and n.lease_until > clock_timestamp()
        for key share skip locked
 ),
 ended as materialized (
-    select n.owner, n.lease_until from outbox.session n
+    select n.owner from outbox.session n
      where n.sink = %(sink)s and n.owner <> %(owner)s::uuid and n.lease_until <= clock_timestamp()
        for update skip locked
 ),
 free as materialized (  -- asked for once, whatever the plan
-    select c.shard, c.epoch, row_number() over (order by c.shard) as place,
-           c.owner = %(owner)s::uuid as is_mine,
-           case when c.owner is null then c.released_at else coalesce(e.lease_until, c.released_at) end as since
+    select c.shard, c.epoch, coalesce(c.owner = %(owner)s::uuid, false) as is_mine
       from outbox.shard c
       left join ended e on e.owner = c.owner
      where c.sink = %(sink)s and c.epoch < 9223372036854775807
@@ -38,9 +37,8 @@ taken as materialized (  -- at the epoch that was seen: another relay may have c
       from outbox.shard c
       join free f on f.shard = c.shard and f.epoch = c.epoch
      where c.sink = %(sink)s
-       and (f.place <= %(most)s::integer or f.is_mine
-            or f.since <= clock_timestamp() - %(free_for)s::double precision * interval '1 second')
-     order by c.shard
+     order by f.is_mine desc, c.shard
+     limit greatest(%(most)s::integer, (select count(*) from free f where f.is_mine))
        for update of c skip locked
 )
 update outbox.shard s
