@@ -134,35 +134,24 @@ STATE = """select (select jsonb_agg(s order by s.sink, s.shard) from outbox.shar
 
 
 @pytest.mark.fence("a relay that lost a shard settles rows")
-@pytest.mark.parametrize("what", ["renew", "release", "reset crashes", "new epochs", "settle rows", "give rows back"])
-def test_what_a_zombie_writes_changes_nothing(database: Database, what: str) -> None:
-    """Each goes red when its statement no longer compares the owner and the epoch."""
+def test_what_a_zombie_writes_changes_nothing(database: Database) -> None:
+    """Goes red when one of its statements no longer compares the owner and the epoch."""
     with ledger(database) as hand:
         zombie, owner = zombie_and_owner(database, hand.store)
-        [event] = owner.emit("a")
+        [event, late] = owner.emit("a", "b")
         owner.park("s", owner.row(event, lease=uuid4(), lease_for=60.0))
         before, store = owner.query(STATE), hand.store
-        match what:
-            case "renew":
-                assert store.renew_sessions(zombie.relay, ["s"], 60.0) == {"s": {}}
-            case "release":
-                store.release_shards("s", zombie.relay, zombie.epochs["s"])
-                store.release_shards("s", zombie.relay, owner.epochs["s"])
-                store.release_shards("s", owner.relay, zombie.epochs["s"])
-            case "reset crashes":
-                store.reset_crashes("s", zombie.relay, zombie.epochs["s"])
-                store.reset_crashes("s", zombie.relay, owner.epochs["s"])
-                store.reset_crashes("s", owner.relay, zombie.epochs["s"])
-            case "new epochs":
-                assert store.reclaim_shards("s", zombie.relay) == []
-            case "settle rows":
-                [late] = owner.emit("b")
-                row: NewRow = zombie.row(late)
-                before = owner.query(STATE)
-                with pytest.raises(LeaseLost):
-                    store.settle("s", zombie.relay, {}, [row], zombie.epochs["s"])
-            case _:
-                assert store.give_rows_back("s", zombie.relay) == 0
+        assert store.renew_sessions(zombie.relay, ["s"], 60.0) == {"s": {}}
+        for relay, epochs in ((zombie, zombie), (zombie, owner), (owner, zombie)):
+            store.release_shards("s", relay.relay, epochs.epochs["s"])
+            store.reset_crashes("s", relay.relay, epochs.epochs["s"])
+        assert store.reclaim_shards("s", zombie.relay) == []
+        row: NewRow = zombie.row(late)
+        for relay, epochs in ((zombie, zombie), (zombie, owner), (owner, zombie)):
+            with pytest.raises(LeaseLost):
+                store.settle("s", relay.relay, {}, [row], epochs.epochs["s"])
+        assert store.give_rows_back("s", zombie.relay) == 0
+        store.end_session("s", zombie.relay)
         assert owner.query(STATE) == before
 
 

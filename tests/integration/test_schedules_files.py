@@ -79,20 +79,6 @@ def test_while_a_relay_that_has_it_lives_the_newest_definition_stays(database: D
     assert row(database) == before
 
 
-def test_a_relay_that_crashed_counts_as_gone_after_a_while(database: Database, store: Store) -> None:
-    staying, leaving = pair(database, store)
-    query(
-        database, "update outbox.relay set seen_at = now() - interval '20 s' where id = %s returning 1", leaving.relay
-    )
-    keep(staying)
-    assert payload(database) == {"by": "old"}
-    query(
-        database, "update outbox.relay set seen_at = now() - interval '31 s' where id = %s returning 1", leaving.relay
-    )
-    keep(staying)
-    assert payload(database) == {"by": "new"}
-
-
 def test_a_restored_database_gets_the_definitions_of_its_relays(database: Database, store: Store) -> None:
     register(database, OLD)
     relay = part(store, NEW)
