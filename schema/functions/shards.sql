@@ -24,7 +24,9 @@ begin
     select array_agg(k.sink) into renewed from kept k;
     insert into outbox.session (sink, owner, lease_until)
     select w.sink, owner_id, clock_timestamp() + term
-      from unnest(sinks) w (sink) where w.sink <> all (coalesce(renewed, '{}'))
+      from unnest(sinks) w (sink)
+     where w.sink <> all (coalesce(renewed, '{}'))
+       and (w.sink >= '~' or exists (select from outbox.sink k where k.name = w.sink))
         on conflict do nothing;
     return query
     select s.sink, s.shard, s.epoch from outbox.shard s where s.sink = any (renewed) and s.owner = owner_id;

@@ -324,7 +324,6 @@ class MemoryDatabase:
     def forget_relay(self, relay: UUID) -> None:
         """Remove the row of a relay."""
         self.contents.relays.pop(relay, None)
-        self.contents.sessions.pop(relay, None)
 
     # -- shards -------------------------------------------------------------------------------------------------
 

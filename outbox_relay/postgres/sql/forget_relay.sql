@@ -1,3 +1,2 @@
--- Delete the heartbeat and the sessions of a relay that stops.
-with ended as (delete from outbox.session where owner = %(id)s::uuid)
+-- Delete the heartbeat of a relay that stops. A session that a loop has left behind ends by itself: its client may still send.
 delete from outbox.relay where id = %(id)s::uuid
