@@ -21,7 +21,7 @@ from outbox_relay.postgres.rows import ScheduledPlace
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.schedules import Schedules
 
-LEDGER_ROWS = 200
+LEDGER_ROWS = 500
 """Positions of each sink that one trim of the ledger compares. At most 64 of them are kept."""
 TRIM_ROWS = 1000
 """Rows that any other trim deletes at a time."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import psycopg
 import pytest
@@ -203,7 +204,7 @@ def test_a_renewal_and_a_claim_of_its_shards_exclude_each_other(owner: Ledger, f
     owner.do("update outbox.session set lease_until = now() - interval '1 second'")
     other = Ledger(owner.database, owner.store)
     other.store.renew_sessions(other.relay, [SINK], 60.0)
-    claim = {
+    claim: dict[str, Any] = {
         "sink": SINK, "owner": other.relay, "generation": owner.generations[SINK], "most": SHARDS,
         "known": [], "patterns": None, "claim": None,
     }  # fmt: skip
