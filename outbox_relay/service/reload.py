@@ -16,7 +16,7 @@ from structlog.stdlib import BoundLogger
 from outbox_relay.domain.errors import ConfigurationError, RestartNeeded
 from outbox_relay.domain.file_reading import is_stream, read_file
 from outbox_relay.domain.rate_limited_log import RateLimitedLog
-from outbox_relay.relay.lag_watch import LagWatch
+from outbox_relay.relay.chores import LagWatch
 from outbox_relay.relay.schedules import Schedules
 from outbox_relay.relay.sink_spec import SinkSpec
 from outbox_relay.service.clients import Clients, build_specs
@@ -181,7 +181,7 @@ class Reload:
         self._clients = new.clients
         self._recorded_config.use(self._settings)
         self._lag_watch.use(self._settings.notify.limit)
-        self._schedules.use(self._settings.registered_schedules())
+        self._schedules.definitions.use(self._settings.registered_schedules())
         self._replays.make_client = new.clients.make
 
     def _refuse(self, why: str, *, is_right: bool = False) -> None:

@@ -51,7 +51,7 @@ def problems_of(error: ValidationError, model: type[BaseModel]) -> Iterator[Prob
         elif details["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
             known = _names_at(model, path[:-1])
             yield Problem(path, f"there is no such setting; {suggestion(str(path[-1]), known)}")
-        else:
+        elif details["type"] != "default_factory_not_called":  # another setting is wrong, from which it follows
             yield Problem(path, _text(details["type"], details["msg"]))
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypeAlias, TypeVar
 from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, ValidationInfo, field_validator
 
 from outbox_relay.domain.errors import ConfigurationError
-from outbox_relay.fields import Count, Secret, Section, is_place, listed, parsed_by
+from outbox_relay.fields import Count, Secret, Section, as_table, listed, parsed_by
 from outbox_relay.formats.signatures import SigningKey, parse_key
 from outbox_relay.settings.addresses import EVERYWHERE, Address, Network, Proxy, check_url, denied, parse_proxy
 from outbox_relay.settings.problems import InvalidSetting, Problem
@@ -100,7 +100,9 @@ class SigningSecret(Section):
 
 def _with_end(value: object) -> object:
     """Return the table of a secret that stands alone, without its end."""
-    return {"secret": value} if isinstance(value, str) or is_place(value) else value
+    table = as_table(value)
+    alone = isinstance(value, str) or (table is value and {"secret", "until"}.isdisjoint(table))
+    return {"secret": value} if alone else value
 
 
 def _some(secrets: tuple[SigningSecret, ...]) -> tuple[SigningSecret, ...]:

@@ -128,7 +128,7 @@ WRONG = [
     ("sinks.crm", 'allow_networks = ["10.1.0.1/16"]', "allow_networks[0]", 'is "10.1.0.0/16"'),
     ("sinks.crm", 'allow_networks = ["lan"]', "allow_networks[0]", "should be a network such as"),
     ("sinks.crm", f'secrets = ["{SECRET}", "{CANARY}"]', "secrets[1].secret", "should be whsec_ followed by"),
-    ("sinks.crm", f'secrets = [{{ file = "x", env = "{CANARY}" }}]', "secrets[0].file", "there is no such setting"),
+    ("sinks.crm", f'secrets = [{{ file = "x", env = "{CANARY}" }}]', "secrets[0].secret", "should be text, or a table"),
     ("sinks.crm", f'secrets = [{{ secret = "{SECRET}", until = 2027-01-01T00:00:00 }}]', "secrets[0].until", "time"),
     ("sinks.crm", "secrets = []", "secrets", "has 0 secrets, should have 1 to 16"),
     *[
