@@ -53,8 +53,7 @@ def _event_schemas(name: str, settings: KafkaSettings) -> EventSchemas | None:
         options = RegistryOptions(
             registry.url,
             registry.format,
-            username=registry.username,
-            password=str if registry.password is None else partial(registry.password.read, str),
+            user_info=None if registry.user_info is None else partial(registry.user_info.read, str),
             ca_file=registry.ca_file,
             client_certificate=registry.client_certificate,
             client_key=registry.client_key,
@@ -70,7 +69,7 @@ def _event_schemas(name: str, settings: KafkaSettings) -> EventSchemas | None:
 
 def _record_format(settings: KafkaSettings, replay: int | None) -> RecordFormat:
     return RecordFormat(
-        None,
+        settings.partition_header or None,
         settings.tombstones,
         None if settings.cloudevents == "none" else settings.cloudevents,
         settings.cloudevents_source,

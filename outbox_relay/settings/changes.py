@@ -7,11 +7,13 @@ set of sinks: events that another sink is to receive must not be passed by befor
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
+from outbox_relay.domain.errors import ConfigurationError
+from outbox_relay.domain.routing import Routes
 from outbox_relay.fields import entries
 from outbox_relay.settings.model import Settings, Sink
-from outbox_relay.settings.problems import SettingPath, dotted
+from outbox_relay.settings.problems import SettingPath, dotted, suggestion
 from outbox_relay.sinks.settings import SinkSettings
 
 KEPT_BY_SINKS = frozenset(["claim"])
@@ -83,7 +85,7 @@ def _line(old: Settings, new: Settings, path: SettingPath) -> str:
 
 
 def _differing(path: SettingPath, old: object, new: object) -> Iterator[SettingPath]:
-    olds, news = entries(old), entries(new)
+    olds, news = (None, None) if isinstance(old, Routes) else (entries(old), entries(new))
     if isinstance(old, SinkSettings) and type(old) is not type(new):
         yield (*path, "type")
     elif olds is None or news is None:
@@ -94,3 +96,16 @@ def _differing(path: SettingPath, old: object, new: object) -> Iterator[SettingP
                 yield from _differing((*path, name), olds[name], news[name])
             else:
                 yield (*path, name)
+
+
+def serving(settings: Settings, names: Collection[str]) -> Settings:
+    """Return the settings of a relay that serves only the sinks ``names``; without names, of all sinks.
+
+    Raises ConfigurationError if there is no such sink.
+    """
+    for name in names:
+        if name not in settings.sinks:
+            raise ConfigurationError(f"--sinks: there is no sink {name}; {suggestion(name, settings.sinks)}")
+    if not names:
+        return settings
+    return settings.model_copy(update={"sinks": {name: settings.sinks[name] for name in names}})

@@ -165,7 +165,7 @@ def _of_kafka(sink: KafkaSettings) -> Iterator[Problem]:
     for url in filter(None, sink.registry.url.split(",")):
         parts = urlsplit(url.strip())
         if parts.scheme == "http" and _is_remote(parts.hostname or ""):
-            exposed = "schemas and the password come and go" if sink.registry.username else "schemas come"
+            exposed = "schemas and the password come and go" if sink.registry.user_info else "schemas come"
             yield Problem(
                 ("registry", "url"), f"{exposed} over plain http, which anyone on the way can change: use https"
             )

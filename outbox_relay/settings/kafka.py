@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
 from outbox_relay.domain.routing import matches
-from outbox_relay.fields import FUNCTION, Count, Secret, Section, as_table, listed, matching, needs
+from outbox_relay.fields import FUNCTION, Count, Secret, Section, as_table, listed, matching, parsed_by
 from outbox_relay.formats.topics import INTERNAL_PREFIX, TOPIC_CHARS, TopicTemplate
 from outbox_relay.settings.problems import InvalidSetting
 from outbox_relay.settings.producer import Scalar, producer_problems
@@ -39,10 +39,16 @@ def _addresses(value: str) -> str:
             usable = False
         else:
             if parts.username is not None or parts.password is not None:
-                raise ValueError("should hold no credentials: set username and password")
+                raise ValueError("should hold no credentials: set user_info")
             usable = usable and not parts.query and not parts.fragment
         if not usable:
             raise ValueError('should be the address of a registry, such as "https://registry.internal:8081"')
+    return value
+
+
+def _user_info(value: str) -> str:
+    if ":" not in value:
+        raise ValueError('should be "USER:PASSWORD"')
     return value
 
 
@@ -57,10 +63,8 @@ class RegistrySettings(TlsSettings):
     """Subjects: TOPIC-value ("topic"), the record's name ("record"), or TOPIC-RECORD ("topic-record")."""
     records: dict[str, Annotated[str, _IS_RECORD]] = Field(default_factory=dict, max_length=1000)
     """Full names of records or messages by event type; by default the type itself."""
-    username: Annotated[str | None, matching(r"[^:]+", "should not be empty or contain a colon")] = None
-    """User name for basic authentication."""
-    password: Annotated[Secret | None, needs("username")] = None
-    """Password for basic authentication, read whenever the registry is asked."""
+    user_info: Annotated[Secret, parsed_by(_user_info)] | None = None
+    """"USER:PASSWORD" for basic authentication, read whenever the registry is asked."""
 
     @field_validator("format")
     @classmethod
@@ -109,6 +113,8 @@ class KafkaSettings(SinkSettings):
     """Topic of an event: a name, or a template of it with {type}, {key} and {headers.NAME}."""
     topics: Topics = ()
     """Patterns of the topics that events may make, at most 1000; by default all that do not begin with "__"."""
+    partition_header: Annotated[str, _IS_HEADER] = ""
+    """The event's own header that holds the number of its partition; empty: the key chooses."""
     type_header: Annotated[str, _IS_HEADER] = ""
     """The event's own header whose value becomes the header "type" of the record; empty: the event's type."""
     tombstones: bool = False

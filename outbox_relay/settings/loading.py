@@ -59,8 +59,8 @@ def load(path: Path | None, environ: Mapping[str, str], dsn: str | None = None) 
     text = _read(name) if name else ""
     file = _parsed(name, text)
     variables = _Variables(environ)
-    given = dict(variables.given)
     values = variables()
+    given = {path: name for at, name in variables.given.items() for path in _inside(at, values)}
     if "routes" in values:
         file.pop("routes", None)
     named = as_table(values.get("database"))
@@ -136,6 +136,15 @@ def _path(name: str) -> SettingPath:
     if steps[0] == "sinks" and steps[2:3] == ["producer"]:
         steps[3:] = [step.replace("_", ".") for step in steps[3:]]
     return tuple(steps)
+
+
+def _inside(path: SettingPath, values: Any) -> Iterator[SettingPath]:
+    """Yield ``path``, and those of the settings in its table."""
+    yield path
+    for step in path:
+        values = as_table(values).get(str(step))
+    for name, inner in as_table(values).items():
+        yield from ((*path, *each) for each in _inside((name,), {name: inner}))
 
 
 def _conflicts(settings: Settings, environ: Mapping[str, str]) -> Iterator[Problem]:

@@ -253,9 +253,8 @@ class Settings(BaseSettings):
         return Path(self._origins.file) if self._origins.file else None
 
     def in_file(self, path: SettingPath) -> bool:
-        """Return whether the setting at ``path``, or a part of it, is in the file and no variable replaces it."""
-        replaced = any(path[: len(given)] == given for given in self._origins.given)
-        return not replaced and any(at[: len(path)] == path for at in self._origins.lines)
+        """Return whether the setting at ``path`` is in the file and no variable replaces it."""
+        return self._origins.where(path).startswith(f"{self._origins.file}:")
 
     def at(self, path: SettingPath, text: str) -> str:
         """Return a line for people about the setting at ``path``, such as ``relay.toml:12: sinks.crm: …``."""

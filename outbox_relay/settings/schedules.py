@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -52,6 +53,9 @@ def _key_fault(text: str | None) -> str | None:
 
 def _payload(value: object) -> object:
     """Return a table as JSON text."""
+    if isinstance(value, str):  # that of a variable
+        with contextlib.suppress(ValueError, RecursionError):
+            value = json.loads(value)
     table = as_table(value)
     if table is not value:
         raise ValueError("should be a table")

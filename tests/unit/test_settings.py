@@ -213,14 +213,14 @@ def test_headers_and_proxy_are_read_from_their_places(tmp_path: Path, monkeypatc
 
 def test_producer_and_registry_take_secrets(tmp_path: Path) -> None:
     path = tmp_path / "password"
-    path.write_text("p\n")
+    path.write_text("u:p\n")
     text = FILE.replace('"linger.ms" = 5', f'"sasl.password" = {{ file = "{path}" }}\n"linger.ms" = 5')
-    registry = f'registry = {{ url = "http://r", format = "avro", username = "u", password = {{ file = "{path}" }} }}\n'
+    registry = f'registry = {{ url = "http://r", format = "avro", user_info = {{ file = "{path}" }} }}\n'
     sink = kafka(load_text(tmp_path, text.replace("topic =", f"{registry}topic =")))
     assert "sasl.password" not in sink.plain_producer
-    assert sink.secret_producer["sasl.password"].read(str) == "p"
-    assert sink.registry.password is not None
-    assert sink.registry.password.read(str) == "p"
+    assert sink.secret_producer["sasl.password"].read(str) == "u:p"
+    assert sink.registry.user_info is not None
+    assert sink.registry.user_info.read(str) == "u:p"
 
 
 def test_no_secret_is_shown_and_another_has_another_hash(tmp_path: Path) -> None:

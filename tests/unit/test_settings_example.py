@@ -21,10 +21,10 @@ PAGE = ROOT / "docs" / "configuration.md"
 MAKE = "python -m outbox_relay config show --schema > outbox_relay/settings/relay.schema.json"
 SETTING = re.compile(r'(#?)("[\w.]+"|\w+) = .+|\[([\w.]+)\]')
 
-NEEDED = {"client_key": "client_certificate", "url": "format", "format": "url", "password": "username"}
+NEEDED = {"client_key": "client_certificate", "url": "format", "format": "url"}
 NO_DEFAULT = {
     *("dsn_file", "name", "start", "linger.ms", "compression.type", "listen_dsn", "create_topics", "key"),
-    *("client_certificate", "client_key", "ca_file", "proxy", "url", "format", "username", "password"),
+    *("client_certificate", "client_key", "ca_file", "proxy", "url", "format", "user_info"),
 }
 """Commented lines that show an example, or an empty text that stands for none."""
 

@@ -45,7 +45,7 @@ SAFE = [
     kafka('"bootstrap.servers" = "k.internal:9092"\n"security.protocol" = "SSL"'),
     kafka('"bootstrap.servers" = "k.internal"\n"security.protocol" = "sasl_ssl"\n"sasl.password" = "hunter2canary"'),
     kafka('"bootstrap.servers" = "localhost"\n"enable.ssl.certificate.verification" = true'),
-    registry('url = "https://r.internal, http://localhost:8081"\nusername = "u"\npassword = "hunter2canary"'),
+    registry('url = "https://r.internal, http://localhost:8081"\nuser_info = "u:hunter2canary"'),
     webhook(f'url = "https://crm.example.com"\nsecrets = ["{SECRET}"]\nallow_http = true'),
     webhook(f'url = "http://127.0.0.1:1"\nsecrets = ["{SECRET}"]\nallow_http = true\nallow_networks = ["127.0.0.0/8"]'),
     '[database]\ndsn = "postgresql://u@localhost/x"',
@@ -80,7 +80,7 @@ EXPOSED = [
     (registry('url = "https://r.internal, http://r.internal:8081"'),
      "relay.toml:9: sinks.events.registry.url: schemas come over plain http, which anyone on the way can change: "
      "use https"),
-    (registry('url = "http://r.internal"\nusername = "u"\npassword = "hunter2canary"'),
+    (registry('url = "http://r.internal"\nuser_info = "u:hunter2canary"'),
      "relay.toml:9: sinks.events.registry.url: schemas and the password come and go over plain http, which anyone on "
      "the way can change: use https"),
     (webhook(f'url = "http://crm.example.com"\nsecrets = ["{SECRET}"]\nallow_http = true'),
@@ -113,7 +113,7 @@ def test_two_fields_that_can_make_one_topic_are_warned_of(tmp_path: Path) -> Non
 
 
 INLINE = [
-    registry('url = "https://r.internal"\nusername = "u"\npassword = "hunter2canary"'),
+    registry('url = "https://r.internal"\nuser_info = "u:hunter2canary"'),
     kafka('"bootstrap.servers" = "localhost"\n"sasl.password" = "hunter2canary"'),
     webhook(f'url = "https://crm.example.com"\nsecrets = ["{SECRET}"]'),
     '[database]\ndsn = "postgresql://u:hunter2canary@localhost/x"',
@@ -152,8 +152,8 @@ def test_files_of_secrets_that_others_can_read_are_named(tmp_path: Path) -> None
         f"[database]\ndsn_file = {at['dsn']}\n"
         + kafka(f'"bootstrap.servers" = "localhost"\n"ssl.key.location" = {at["key"]}',
                 "").replace('"ssl.key', f'"sasl.password" = {{ file = {at["sasl"]} }}\n"ssl.key')
-        + f'[sinks.events.registry]\nurl = "https://r.internal"\nformat = "avro"\nusername = "u"\n'
-          f'password = {{ file = {at["login"]} }}\nclient_certificate = {at["registry"]}\n'
+        + f'[sinks.events.registry]\nurl = "https://r.internal"\nformat = "avro"\n'
+          f'user_info = {{ file = {at["login"]} }}\nclient_certificate = {at["registry"]}\n'
         + webhook(f'url = "https://crm.example.com"\nsecrets = [{{ file = {at["crm"]} }}]\n'
                   f'client_certificate = {at["client"]}\nproxy = {{ file = {at["proxy"]} }}\n'
                   f'headers = {{ authorization = {{ file = {at["header"]} }} }}')

@@ -167,7 +167,7 @@ WRONG = [
     ("sinks.events.registry", 'url = "https://r.internal"', "format", "is required with url"),
     ("sinks.events.registry", 'format = "avro"', "format", "needs url"),
     ("sinks.events.registry", f'url = "https://u:{CANARY}@a.internal"', "url", "should hold no credentials"),
-    ("sinks.events.registry", f'password = "{CANARY}"', "password", "needs username"),
+    ("sinks.events.registry", f'user_info = "{CANARY}"', "user_info", 'should be "USER:PASSWORD"'),
     ("sinks.events.registry", 'records = { a = "not a name" }', "records.a", "should be the full name of a record"),
     ("sinks.mail", 'handler = "shop.mail"', "handler", 'should be "MODULE:FUNCTION", such as "shop.mail:send"'),
     ("sinks.mail", "transaction = true", "transaction", "needs dsn"),
@@ -414,7 +414,7 @@ def places() -> list[str]:
 
 PUBLIC = (
     *("NAME", "TOPIC", "DSN_FILE", "FORWARD_HEADERS", "SOURCE", "CERTIFICATE", "CLIENT_KEY", "CA_FILE"),
-    *("TYPE_HEADER", "USERNAME", "RECORDS", "__KEY", "NIGHTLY__TYPE", "FILE", "TOPICS"),
+    *("_HEADER", "RECORDS", "__KEY", "NIGHTLY__TYPE", "FILE", "TOPICS"),
 )
 """Ends of the names of settings that take any text and hide none of it."""
 VALUES: list[Any] = [

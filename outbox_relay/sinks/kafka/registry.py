@@ -46,20 +46,19 @@ class RegistryOptions:
     auto_register: bool = False
     schema_files: Mapping[str, Path] = field(default_factory=dict[str, Path])
     """Files with the schemas of event types, which are registered or looked up instead of the latest version."""
-    username: str | None = None
-    password: Callable[[], str] = str
-    """Returns the password, or raises ValueError with the reason."""
+    user_info: Callable[[], str] | None = None
+    """Returns user and password, with a colon between them, or raises ValueError with the reason."""
     ca_file: Path | None = None
     client_certificate: Path | None = None
     client_key: Path | None = None
     timeout_seconds: float = 3.0
 
 
-def _password(options: RegistryOptions) -> str:
+def _read(user_info: Callable[[], str]) -> str:
     try:
-        return options.password()
+        return user_info()
     except ValueError as error:
-        raise SchemasUnavailable(f"registry.password: {error}") from None
+        raise SchemasUnavailable(f"registry.user_info: {error}") from None
 
 
 class SchemaRegistry:
@@ -144,8 +143,8 @@ class SchemaRegistry:
             # Without one, OpenSSL asks the terminal for the password of an encrypted key.
             settings["ssl.key.password"] = ""
         try:
-            if options.username is not None:
-                settings["basic.auth.user.info"] = f"{options.username}:{_password(options)}"
+            if options.user_info is not None:
+                settings["basic.auth.user.info"] = _read(options.user_info)
             client = SchemaRegistryClient(settings)
         except (OSError, ValueError):
             try:
