@@ -87,7 +87,9 @@ def build() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"outbox-relay {__version__}")
     add_common(parser)
     parser.set_defaults(config=None, dsn=None, extra="relay")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, help=argparse.SUPPRESS)
+    commands = parser.add_subparsers(
+        dest="command", metavar="COMMAND", required=True, help=argparse.SUPPRESS, prog="outbox-relay"
+    )
     for module in (
         *(schema, service, emit, queries, ui, dead, sinks, replay, schedules, retention, erase, catalogue, workbench),
     ):

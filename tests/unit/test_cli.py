@@ -76,7 +76,7 @@ def test_help_lists_every_command_in_four_groups() -> None:
     assert [name for name, _ in groups] == ["Run", "Look", "Act", "Development"]
     listed = [line.split()[0] for _, lines in groups for line in lines.splitlines()]
     assert sorted(listed) == sorted({name.split()[0] for name in parsers()})
-    assert len(parsers()) <= 46
+    assert len(parsers()) <= 47
 
 
 def test_the_schema_of_the_file_is_printed() -> None:
