@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -14,7 +13,6 @@ from outbox_relay.service.metrics.definitions import DEFINITIONS
 from outbox_relay.service.metrics.exposition import OPENMETRICS as OPENMETRICS_TYPE
 from outbox_relay.service.metrics.exposition import TEXT
 from outbox_relay.workbench.embedded.ports import LOOPBACK
-from tests.support.command import outbox_relay
 from tests.support.database import Database, query
 from tests.support.emitting import emit_types
 from tests.support.metrics import OPENMETRICS, families, promtool_complaints, scrape, value_of
@@ -171,25 +169,7 @@ def test_two_relays_share_the_shards_and_export_the_same_figures(
         assert two.stop() == 0
 
 
-@pytest.mark.slow
-def test_a_removed_sink_disappears(database: Database, receiver: Receiver, tmp_path: Path) -> None:
-    with RelayService(tmp_path, config(database, receiver), expects=("reload", "lease_lost")) as relay:
-        emit_types(database, "a.1", "a.2")
-        until(lambda: delivered(relay) == {"crm": 2.0}, seconds=40, what="both are delivered")
-        assert value_of(scrape(relay.port)[1], "outbox_config_last_reload_successful") == 1.0
-        relay.config.write_text("nonsense")
-        relay.send(signal.SIGHUP)
-        until(lambda: is_reloaded(relay) == 0.0, seconds=20, what="the refused reload is exported")
-        assert outbox_relay("sinks", "remove", "crm", "--yes", "--dsn", database.dsn).code == 0
-        until(lambda: delivered(relay) == {}, seconds=40, what="it disappears")
-
-
 def delivered(relay: RelayService) -> dict[str, float]:
     """Return the delivered events of each sink."""
     found = families(scrape(relay.port)[1])["outbox_delivered"]
     return {sample.labels["sink"]: sample.value for sample in found.samples}
-
-
-def is_reloaded(relay: RelayService) -> float | None:
-    """Return the value that says whether the last reload was carried out."""
-    return value_of(scrape(relay.port)[1], "outbox_config_last_reload_successful")
