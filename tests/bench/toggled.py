@@ -14,11 +14,12 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from outbox_relay import cli
 from outbox_relay.domain.measures import Histogram, RelayMeasures, SinkMeasures
 from outbox_relay.relay.timing import timed
-from outbox_relay.service.metrics import exposition, figures
 from outbox_relay.service.metrics.figures import ROUND_SECONDS
+
+from outbox_relay import cli
+from outbox_relay.service.metrics import exposition, figures
 
 TIMES = 10
 """Number of times that the usual work is added."""

@@ -11,7 +11,6 @@ import pytest
 from outbox_relay.cli.workbench import DRILLS
 from outbox_relay.domain.circuit import CircuitPolicy
 from outbox_relay.domain.retry import RetryPolicy
-from outbox_relay.service.metrics.definitions import DEFINITIONS
 from outbox_relay.workbench.drill import metrics, promises
 from outbox_relay.workbench.drill.judgement import (
     NEVER,
@@ -31,6 +30,7 @@ from outbox_relay.workbench.drill.scenarios import PLANS
 from outbox_relay.workbench.shop.checker import Identity
 from outbox_relay.workbench.shop.journal import UNREADABLE, Arrival
 from outbox_relay.workbench.shop.processes import LEASE_SECONDS, TIMEOUT_SECONDS
+from tests.support.metrics import defined
 
 A1, A2, A3, B1 = ("a", 1, "u1"), ("a", 2, "u2"), ("a", 3, "u3"), ("b", 1, "u4")
 ALL_EVENTS = (A1, A2, A3, B1)
@@ -207,7 +207,7 @@ def test_metrics_of_relays_are_added_up_as_on_a_dashboard() -> None:
 
 
 def test_watched_metrics_are_exported() -> None:
-    assert {*metrics.TOTAL, *metrics.GAUGES, *metrics.SHOWN} <= {definition.name for definition in DEFINITIONS}
+    assert {*metrics.TOTAL, *metrics.GAUGES, *metrics.SHOWN} <= defined().keys()
 
 
 # -- report -----------------------------------------------------------------------------------------------------------
