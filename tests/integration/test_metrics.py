@@ -128,4 +128,5 @@ def _counts_agree(database: Database, relay: RelayService) -> None:
     uids = {str(uid) for (uid,) in query(database, "select uid from outbox.event")}
     assert {exemplar.labels["uid"] for exemplar in exemplars} <= uids
     labels = {name: set[str]().union(*(each.labels for each in found[name].samples)) - {"le"} for name in found}
-    assert labels == {row.name.removesuffix("_total").removesuffix("_info"): set(row.labels) for row in listed()}
+    documented = {row.name.removesuffix("_total").removesuffix("_info"): set(row.labels) for row in listed()}
+    assert labels == {**documented, "outbox_session_restarts": set()}, "no session has restarted"
