@@ -198,7 +198,7 @@ class LogReader:
         """Return True if shards would take long to drain."""
         since = self._outcomes.circuit.unavailable_since
         is_down = since is not None and now - since >= self._spec.park_after_seconds
-        return is_down or not self._outcomes.flows or self._outcomes.limits.stall(self._in_flight.undone, now)
+        return is_down or not self._outcomes.flows or self._outcomes.limits.stall(self._in_flight.undone)
 
     @property
     def draining(self) -> bool:

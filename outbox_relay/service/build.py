@@ -14,14 +14,11 @@ from structlog.stdlib import BoundLogger
 from outbox_relay import __version__
 from outbox_relay.postgres.listener import CommitListener
 from outbox_relay.postgres.store import Store
-from outbox_relay.relay.housekeeping import Chore, Chores, due_things, housekeeping
+from outbox_relay.relay.chores import Chore, Chores, LagWatch, all_chores
 from outbox_relay.relay.keeper import Keeper
-from outbox_relay.relay.lag_watch import LOOK_SECONDS, LagWatch
 from outbox_relay.relay.measures import RelayMeasures
 from outbox_relay.relay.retention import PASS_SECONDS, Retention
-from outbox_relay.relay.schedule_definitions import ScheduleDefinitions
-from outbox_relay.relay.scheduled_events import ScheduledEvents
-from outbox_relay.relay.schedules import Schedules
+from outbox_relay.relay.schedules import ScheduleDefinitions, Schedules
 from outbox_relay.relay.ticks import Ticks
 from outbox_relay.retention.archiver import ProcessArchiver, archiver_for
 from outbox_relay.service.clients import Clients, build_specs
@@ -81,18 +78,13 @@ class Parts:
         def use(settings: Settings, clients: Clients) -> None:
             recorded.use(settings)
             lag_watch.use(settings.notify.limit)
-            schedules.use(settings.registered_schedules())
+            schedules.definitions.use(settings.registered_schedules())
             self.replays.make_client = clients.make
 
         self.reload = Reload(settings, read_settings, clients, self.sinks, use, recorded, supervisor, log)
         figures = Figures(store, relay, log)
         register(measures.registry, [SinkStates(self.sinks), figures], lambda: self.reload.last_successful)
         history = History(store, measures.registry)
-        chores = [
-            *due_things(ScheduledEvents(store), schedules),
-            *housekeeping(store),
-            Chore("look at lags", lag_watch.look, LOOK_SECONDS, LOOK_SECONDS),
-        ]
         first_history = time.monotonic() + random.uniform(0.0, MINUTE_SECONDS)  # noqa: S311 - jitter is no secret
         looks = [
             Chore("figures", figures.round, ROUND_SECONDS, ROUND_SECONDS, leisure=0.0),
@@ -109,7 +101,7 @@ class Parts:
             "keeper": self.keeper.run,
             "watchdog": self.keeper.watch,
             "waiter": self.ticks.run,
-            "chores": in_turn(*chores),
+            "chores": in_turn(*all_chores(store, schedules, lag_watch)),
             "retention": in_turn(Chore("retention", retention.step, PASS_SECONDS, PASS_SECONDS, float, 0.0, 10.0)),
             "figures": in_turn(*looks),
             "reload": self.reload.run,

@@ -303,7 +303,7 @@ def test_a_reload_whose_answer_is_lost_supersedes_nobody_for_good(
 
 SUPERSEDED = "config.superseded"
 CRM = """select patterns, generation, (select config from outbox.meta) from outbox.sink"""
-OWNERS = "select distinct owner from outbox.shard where lease_until > now()"
+OWNERS = "select distinct owner from outbox.owned"
 SEEN = "select seen_at from outbox.relay where id = %s"
 
 

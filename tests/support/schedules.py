@@ -13,10 +13,9 @@ import structlog
 
 from outbox_relay.postgres.database import statements
 from outbox_relay.postgres.store import Store
-from outbox_relay.relay.housekeeping import schedule_chores
+from outbox_relay.relay.chores import schedule_chores
 from outbox_relay.relay.measures import RelayMeasures
-from outbox_relay.relay.schedule_definitions import ScheduleDefinitions
-from outbox_relay.relay.schedules import Schedules
+from outbox_relay.relay.schedules import ScheduleDefinitions, Schedules
 from tests.support.chores import doing
 from tests.support.database import Database, query
 from tests.support.wait import becomes
