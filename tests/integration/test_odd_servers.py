@@ -53,7 +53,8 @@ def test_what_was_written_while_the_clock_was_ahead_does_not_last(database: Data
         query(database, "select outbox.emit('job', '1', unique_key => 'done')")
         query(database, "update outbox.sink set created_at = now() + interval '1 day' returning 1")  # passes it by
         query(database, f"update outbox.unique_key set look_at = {HOUR_AHEAD} returning 1")
-        query(database, f"update outbox.shard set owner = gen_random_uuid(), lease_until = {HOUR_AHEAD} returning 1")
+        query(database, f"update outbox.shard set released_at = {HOUR_AHEAD} returning 1")
+        query(database, f"insert into outbox.session values ('jobs', gen_random_uuid(), {HOUR_AHEAD}) returning 1")
         query(
             database,
             "insert into outbox.relay (id, name, version, sinks, seen_at)"
@@ -63,7 +64,8 @@ def test_what_was_written_while_the_clock_was_ahead_does_not_last(database: Data
         def mended() -> bool:
             return query(
                 database,
-                "select (select count(*) from outbox.shard where lease_until > now() + interval '11 minutes'),"
+                "select (select count(*) from outbox.shard where released_at > clock_timestamp())"
+                " + (select count(*) from outbox.session where lease_until > now() + interval '11 minutes'),"
                 " (select count(*) from outbox.unique_key),"
                 " (select count(*) from outbox.relay where seen_at > clock_timestamp())",
             ) == [(0, 0, 0)]
