@@ -225,7 +225,7 @@ def test_wrong_arguments_are_refused(arguments: list[str], said: str) -> None:
 
 def test_no_command_that_needs_a_database_alone_is_missing() -> None:
     of_a_configuration = {"check", "config", "run"}
-    servers = {"bench", "demo", "dev", "drill", "ui"}
+    servers = {"demo", "dev", "ui"}
     with_dsn = {name.split()[0] for name, each in parsers().items() if "--dsn DSN" in each.format_help()}
     assert with_dsn - of_a_configuration - servers == COMMANDS
 
