@@ -20,7 +20,7 @@ from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.domain.sink_limits import SinkLimits, spread_of
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.relay.keeper import Keeper
-from outbox_relay.service.served_sinks import ServedSinks
+from outbox_relay.service.sinks import ServedSinks
 from outbox_relay.service.supervisor import Supervisor
 from tests.support.database import Database, query
 from tests.support.deliveries import has

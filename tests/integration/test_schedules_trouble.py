@@ -90,7 +90,7 @@ def test_a_relay_that_cannot_find_the_next_time_says_why(database: Database, sto
     found = row(database)
     assert found["error"] == "relay web-1: there is no time zone 'Mars/Olympus' on this machine"
     assert found["retry_at"] is None
-    assert relay.measures.fired["failed"] >= 1
+    assert (relay.fired("failed") or 0) >= 1
     register(database, schedule())
     run_until(store, lambda: row(database)["next_at"], "it is placed", part(store))
     assert row(database)["error"] is None
@@ -121,10 +121,10 @@ def test_a_schedule_that_failed_is_left_to_other_relays_for_a_while(database: Da
     relay = part(store)
     for _ in range(3):
         relay.schedules.look()
-    assert relay.measures.fired["failed"] == 1
+    assert relay.fired("failed") == 1
     register(database, schedule(timezone="Moon/Rim"))
     relay.schedules.look()
-    assert relay.measures.fired["failed"] == 2, "a changed one is tried at once"
+    assert relay.fired("failed") == 2, "a changed one is tried at once"
 
 
 @pytest.mark.fence("a relay reports the failure of a time that another one has fired")
