@@ -37,7 +37,7 @@ OTHER_FILES = {
     """,
     "processes: their files, signals, clients, memory and destinations": """
         blocking_files both_sinks chaos_replays client_trouble confinement demo_processes destination_down
-        doctor_troubles handlers_example health_flood kafka_security limits_service memory_limit metrics
+        doctor_troubles handlers_example health_flood kafka_security memory_limit metrics
         nats_example notices_service plugins python_sink queue_service reload reload_clients reload_service
         service stopping stopping_service trace_export traces webhook_service
     """,
