@@ -35,7 +35,7 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "config.reload_pending": "the configuration is not reloaded yet",
         "config.waits": "the sink starts no other event until its requests in flight end",
         "config.reload_refused": "the configuration was not reloaded; nothing has changed",
-        "config.restart_needed": "the file is right, and takes effect when this relay is restarted",
+        "config.restart_needed": "some settings of the file take effect when this relay is restarted",
         "config.not_recorded": "the settings are not recorded",
         "config.superseded": "another configuration of this sink is in force; draining",
         # Metrics
@@ -107,9 +107,6 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         # Traces
         "traces.recording": "recording traces",
         "traces.not_recorded": "traces are not recorded",
-        "traces.lost": "spans are lost",
-        "traces.lost_at_stop": "spans were lost",
-        "traces.library_problem": "problem of the tracing library",
         # The page
         "ui.access_failed": "users cannot be read",
         "ui.failed": "request failed",

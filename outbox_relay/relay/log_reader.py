@@ -25,7 +25,6 @@ from outbox_relay.relay.earlier_outcomes import EarlierOutcomes
 from outbox_relay.relay.keeper import Keeper
 from outbox_relay.relay.outcomes import SUSPECT_CRASHES, Outcomes
 from outbox_relay.relay.ticks import Ticks
-from outbox_relay.relay.timing import timed
 
 CHUNK_EVENTS = 4000
 """Maximum number of events in one read."""
@@ -477,7 +476,7 @@ class LogReader:
         bounds = (piece.after, piece.upto, most, most_bytes)
 
         def read() -> list[StoredEvent]:
-            with timed(self._parts.measures.read):
+            with self._parts.measures.read.time():
                 return ask(
                     *(sorted(group.shards), self._spec.types, a, b, *bounds),
                     most_payload=most_payload,

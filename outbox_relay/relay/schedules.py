@@ -16,11 +16,11 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from prometheus_client import Counter
 from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.cron import LATE, firing, next_time
 from outbox_relay.domain.errors import DatabaseUnavailable, RelayError, SessionReset
-from outbox_relay.domain.measures import ScheduleMeasures
 from outbox_relay.domain.rate_limited_log import RateLimitedLog
 from outbox_relay.postgres.schedule_statements import OtherGeneration, ScheduleRow
 from outbox_relay.postgres.store import Store
@@ -126,7 +126,7 @@ class ScheduleDefinitions:
 
 
 class Schedules:
-    """The schedules of one relay, named ``relay``, whose file is ``definitions``."""
+    """The schedules of one relay, named ``relay``, whose file is ``definitions``. ``fired`` counts by outcome."""
 
     def __init__(
         self,
@@ -134,14 +134,14 @@ class Schedules:
         definitions: ScheduleDefinitions,
         relay: str,
         log: BoundLogger,
-        measures: ScheduleMeasures,
+        fired: Counter,
     ) -> None:
         self._store = store
         self.definitions = definitions
         self._relay = relay
         self._log = log
         self._seldom = RateLimitedLog(log)
-        self._measures = measures
+        self._fired = fired
         self._failed: dict[ScheduleRow, float] = {}
         """Schedules that failed, without what changes at each look, and ``time.monotonic()`` of the next try."""
 
@@ -173,7 +173,7 @@ class Schedules:
             # The text of another error may quote a value.
             reason = str(error) if isinstance(error, RelayError | ValueError) else type(error).__name__
             self._failed[_lasting(row)] = time.monotonic() + FAILED_SECONDS
-            self._measures.count("failed")
+            self._fired.labels("failed").inc()
             self._seldom.warning("schedule.failed", schedule=row.name, reason=reason)
             self._store.fail_schedule(row, f"relay {self._relay}: {reason}")
             return False
@@ -195,13 +195,13 @@ class Schedules:
         match outcome:
             case "emitted":
                 self._log.info("schedule.emitted", schedule=row.name, due=due.isoformat(), count=count)
-                self._measures.count("emitted", count)
+                self._fired.labels("emitted").inc(count)
             case "passed over":
                 self._log.warning("schedule.passed_over", schedule=row.name, since=due.isoformat())
-                self._measures.count("passed_over")
+                self._fired.labels("passed_over").inc()
             case "refused":
                 self._log.warning("schedule.refused", schedule=row.name)
-                self._measures.count("refused")
+                self._fired.labels("refused").inc()
             case _:
                 pass
         return outcome in SOON

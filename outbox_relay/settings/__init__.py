@@ -4,7 +4,7 @@
 reported at once, in one :class:`outbox_relay.domain.errors.ConfigurationError`, without any value that may be secret.
 """
 
-from outbox_relay.settings.changes import applied, merged, not_applied, restart_needed, serving
+from outbox_relay.settings.changes import differing, merged, serving
 from outbox_relay.settings.exposure import dsn_faults, exposures, warnings
 from outbox_relay.settings.kafka import KafkaSettings
 from outbox_relay.settings.loading import load, log_format, log_settings
@@ -17,15 +17,13 @@ __all__ = [
     "PythonSettings",
     "Settings",
     "WebhookSettings",
-    "applied",
+    "differing",
     "dsn_faults",
     "exposures",
     "load",
     "log_format",
     "log_settings",
     "merged",
-    "not_applied",
-    "restart_needed",
     "serving",
     "warnings",
 ]

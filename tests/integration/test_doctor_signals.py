@@ -12,7 +12,7 @@ import pytest
 
 from outbox_relay.admin.doctor import doctor, log, server
 from outbox_relay.postgres import database as database_module
-from outbox_relay.service.metrics.figures import Figures
+from outbox_relay.service.figures import Figures
 from outbox_relay.settings.effective import recorded
 from tests.support.archives import run, write_config
 from tests.support.command import inside

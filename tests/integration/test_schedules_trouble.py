@@ -90,7 +90,7 @@ def test_a_relay_that_cannot_find_the_next_time_says_why(database: Database, sto
     found = row(database)
     assert found["error"] == "relay web-1: there is no time zone 'Mars/Olympus' on this machine"
     assert found["retry_at"] is None
-    assert relay.measures.fired["failed"] >= 1
+    assert (relay.fired("failed") or 0) >= 1
     register(database, schedule())
     run_until(store, lambda: row(database)["next_at"], "it is placed", part(store))
     assert row(database)["error"] is None
@@ -114,17 +114,6 @@ def test_a_fault_of_ours_stops_no_other_schedule_and_is_not_quoted(
         run_until(store, lambda: emitted(database) and row(database, "a")["error"], "b is emitted", part(store))
     assert row(database, "a")["error"] == "relay web-1: LookupError"
     assert [line["schedule"] for line in logs if line["event"] == "schedule.failed"] == ["a"]
-
-
-def test_a_schedule_that_failed_is_left_to_other_relays_for_a_while(database: Database, store: Store) -> None:
-    register(database, schedule(timezone=FAR))
-    relay = part(store)
-    for _ in range(3):
-        relay.schedules.look()
-    assert relay.measures.fired["failed"] == 1
-    register(database, schedule(timezone="Moon/Rim"))
-    relay.schedules.look()
-    assert relay.measures.fired["failed"] == 2, "a changed one is tried at once"
 
 
 @pytest.mark.fence("a relay reports the failure of a time that another one has fired")

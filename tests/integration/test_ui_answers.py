@@ -13,7 +13,7 @@ import pytest
 from outbox_relay.domain.outcomes import DELIVERED, Attempt, Failed, Unavailable
 from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.postgres.migrations import migrate
-from outbox_relay.service.metrics.stored_figures import Entry, Value, dump
+from outbox_relay.service.figures import Entry, Value, dump
 from outbox_relay.ui.findings import CachedFindings
 from tests.support import books as owned
 from tests.support.database import Database
@@ -46,7 +46,7 @@ def figures(books: Ledger, backlog: int, oldest: float, age: float = 1.0) -> Non
         Value("outbox_backlog_events", ("s",), backlog),
         Value("outbox_oldest_undelivered_seconds", ("s",), oldest),
     )
-    entries = [Entry("backlog", "s", time.time() - age, 3600.0, False, values)]
+    entries = [Entry("backlog", "s", time.time() - age, False, values)]
     books.do("update outbox.figures set at = now(), figures = %s::jsonb", json.dumps(dump(entries)))
 
 

@@ -34,7 +34,7 @@ from outbox_relay.relay.sink_leases import SinkLeases
 from outbox_relay.relay.sink_spec import PARK_AFTER_SECONDS, SinkSpec
 from outbox_relay.relay.ticks import Ticks
 from outbox_relay.service.replays import Replays
-from outbox_relay.service.served_sinks import ServedSink
+from outbox_relay.service.sinks import ServedSink
 from outbox_relay.service.supervisor import Supervisor
 from outbox_relay.sinks.calls import Sink
 from outbox_relay.sinks.posting import EventLoopThread, PostingSink
