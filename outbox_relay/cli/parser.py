@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
+from itertools import chain
 from typing import Any, NoReturn
 
 from outbox_relay import __version__
@@ -32,11 +33,11 @@ from outbox_relay.cli.output import USAGE
 
 GROUPS = {
     "Run": ("run", "check", "migrate", "rebase", "emit"),
-    "Look": ("status", "why", "doctor", "attempts", "running", "audit", "config", "health", "ui", "ui-user"),
+    "Look": (),
     "Act": ("pause", "resume", "dead", "replay", "sinks", "schedules", "retention", "erase"),
     "Development": ("dev", "demo", "catalogue", "completion"),
 }
-"""The commands in the order of the help."""
+"""The commands in the order of the help; "Look" has all others."""
 
 _SECRETS = re.compile(r"(?<=://)\S*@|password\s*=\s*('[^']*'?|\S+)", re.IGNORECASE)
 _INVALID_CHOICE = re.compile(r"invalid choice: '([\w-]+)' \(choose from (.+)\)$")
@@ -91,7 +92,7 @@ def build() -> argparse.ArgumentParser:
         dest="command", metavar="COMMAND", required=True, help=argparse.SUPPRESS, prog="outbox-relay"
     )
     for module in (
-        *(schema, service, emit, queries, ui, dead, sinks, replay, schedules, retention, erase, catalogue, workbench),
+        *(schema, queries, service, emit, ui, dead, sinks, replay, schedules, retention, erase, catalogue, workbench),
     ):
         module.add(commands)
     completion.add(commands, parser)
@@ -102,7 +103,8 @@ def build() -> argparse.ArgumentParser:
 def _overview(commands: Mapping[str, argparse.ArgumentParser]) -> str:
     """Return the commands in their groups, and the exit codes."""
     lines: list[str] = []
+    others = [name for name in commands if name not in chain(*GROUPS.values())]
     for group, names in GROUPS.items():
-        lines += [f"{group}:", *(f"  {name:<12} {commands[name].description}" for name in names), ""]
+        lines += [f"{group}:", *(f"  {name:<12} {commands[name].description}" for name in names or others), ""]
     codes = "0 done, or nothing to do; 1 failed; 2 wrong usage, configuration, password, rights or schema; 3 not found"
     return "\n".join([*lines, f"Exit codes: {codes}."])
