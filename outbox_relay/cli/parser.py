@@ -70,6 +70,13 @@ class _Parser(argparse.ArgumentParser):
         return []
 
 
+class _Overview(argparse.RawDescriptionHelpFormatter):
+    """Leaves the list of commands to the epilog, which has them in groups."""
+
+    def _format_action(self, action: argparse.Action) -> str:
+        return "" if action.dest == "command" else super()._format_action(action)
+
+
 def _is_of_value(error: BaseException | None) -> bool:
     """Return True if the error is about the value of an argument, which its type has refused."""
     return isinstance(error, argparse.ArgumentError) and isinstance(error.__context__, argparse.ArgumentTypeError)
@@ -80,17 +87,14 @@ def build() -> argparse.ArgumentParser:
     """Return the parser, made once. Its result has ``do``, the function that runs the command."""
     parser = _Parser(
         prog="outbox-relay",
-        usage="outbox-relay [-h] [--version] [-c FILE] [--dsn DSN] COMMAND …",
         description="Relay the events of a PostgreSQL transactional outbox to Kafka and webhooks.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Overview,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"outbox-relay {__version__}")
     add_common(parser)
     parser.set_defaults(config=None, dsn=None, extra="relay")
-    commands = parser.add_subparsers(
-        dest="command", metavar="COMMAND", required=True, help=argparse.SUPPRESS, prog="outbox-relay"
-    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for module in (
         *(schema, queries, service, emit, ui, dead, sinks, replay, schedules, retention, erase, catalogue, workbench),
     ):
