@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 
 from tests.alerts.record import metrics
 from tests.alerts.scenarios import SCENARIOS
-from tests.alerts.series import FIRED, Series, document, notation
+from tests.alerts.series import FIRED
 from tests.docs.pages import ROOT, anchors, blocks, commands, text
 from tests.docs.test_metrics import listed
 from tests.support.prometheus import promtool
@@ -140,32 +140,3 @@ def test_the_run_without_a_fault_has_each_metric_that_a_rule_reads() -> None:
     assert ONLY_IN_TROUBLE.keys() <= metrics() - recorded, "these need no exception"
     missing = metrics() - recorded - ONLY_IN_TROUBLE.keys()
     assert not missing, f"run python -m tests.alerts.record: healthy.yaml is older than {', '.join(sorted(missing))}"
-
-
-# -- the notation of series -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("values", "written"),
-    [
-        ([1.0], "1"),
-        ([0.0, 0.0, 0.0], "0+0x2"),
-        ([1.0, 3.0, 5.0, 6.0], "1+2x2 6"),
-        ([5.0, 4.0, 3.0], "5-1x2"),
-        ([None, None, 1.0, 1.5], "_ _x1 1 1.5"),
-        ([1.0, None, None, None], "1 stale _x2"),
-        ([0.12345, float("nan"), 2e9], "0.123 stale 2000000000"),
-    ],
-)
-def test_values_are_written_as_promtool_reads_them(values: list[float | None], written: str) -> None:
-    assert notation(values) == written
-
-
-def test_promtool_reads_a_document(tmp_path: Path) -> None:
-    rules = tmp_path / "alerts.yaml"
-    rules.write_text("groups: [{name: g, rules: [{alert: Low, expr: 'x < 5', for: 1m}]}]\n")
-    low, high = (Series("x", [9.0, 9.0, value, value]) for value in (4.0, 8.0))
-    for series, fires in ((low, ["Low"]), (high, [])):
-        file = tmp_path / "test.yaml"
-        file.write_text(document("A comment.", [series], fires, hold=6).replace("../../../deploy/prometheus/", ""))
-        assert "SUCCESS" in promtool("test", "rules", file)

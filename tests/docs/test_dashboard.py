@@ -78,28 +78,6 @@ def test_each_panel_has_a_source_a_unit_a_description_and_named_queries() -> Non
         assert [target["refId"] for target in panel["targets"]] == list("ABC"[: len(panel["targets"])])
 
 
-def test_no_panels_overlap_and_none_is_wider_than_the_page() -> None:
-    places = [(panel["title"], panel["gridPos"]) for panel in dashboard()["panels"]]
-    assert [title for title, at in places if at["x"] + at["w"] > WIDTH] == []
-    for (one, a), (other, b) in itertools.combinations(places, 2):
-        beside = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
-        above = a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"]
-        assert beside or above, (one, other)
-
-
-def test_the_variables_are_data_source_database_and_sink() -> None:
-    variables = dashboard()["templating"]["list"]
-    assert [(each["name"], each["type"]) for each in variables] == [
-        ("datasource", "datasource"),
-        ("database", "query"),
-        ("sink", "query"),
-    ]
-    for each in variables[1:]:
-        assert (each["allValue"], each["includeAll"], each["multi"]) == (".*", True, True)
-        assert each["datasource"] == SOURCE
-        assert re.fullmatch(rf"label_values\(.+, {each['name']}\)", each["query"]["query"])
-
-
 def test_the_queries_use_metrics_and_labels_that_exist_and_every_variable(tmp_path: Path) -> None:
     labels = {row.name: row.labels for row in listed()}
     queries = [query for panel in panels() for query, _ in panel.queries]
