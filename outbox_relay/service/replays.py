@@ -120,7 +120,7 @@ class Replays:
                 return
 
     def _wanted(self, rows: Sequence[ReplayRow]) -> dict[int, tuple[ReplayRow, ReplayInputs]]:
-        """Return the replays to be delivered here, with what their loops depend on. Those that read the log go first."""
+        """Return the replays to be delivered here, those that read the log first, with what their loops depend on."""
         wanted: dict[int, tuple[ReplayRow, ReplayInputs]] = {}
         for name, target in self._targets.items():
             mine = [row for row in rows if row.running and row.target == name and target.leases.serving]
