@@ -141,7 +141,7 @@ class Reload:
         self._pending = None
         _close(sink for name, sink in new.sinks.items() if name in missing)
         removed = [f"{dotted(('sinks', name))}: {REMOVED}" for name in missing]
-        if len(missing) == len(new.specs):
+        if missing and len(missing) == len(new.specs):
             self._refuse("; ".join(removed))
             return
         served = {name: sink for name, sink in new.settings.sinks.items() if name not in missing}

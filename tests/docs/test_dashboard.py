@@ -16,8 +16,8 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard as schema
 
 from tests.alerts.pictures import IMAGES, SHOWN, STORED, pictures
+from tests.docs.metrics_table import listed
 from tests.docs.pages import text
-from tests.docs.test_metrics import listed
 from tests.support.panels import dashboard, panels, substituted
 from tests.support.prometheus import promtool
 
