@@ -10,7 +10,7 @@ from typing import Annotated, Any, cast
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationInfo
 from pydantic.fields import FieldInfo
 
-from outbox_relay.domain.file_reading import read_file
+from outbox_relay.domain.files import read_file
 
 STRICTNESS = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
 """Immutable, no unknown names, no value in an error, no infinity."""

@@ -45,7 +45,7 @@ def _preview(arguments: argparse.Namespace) -> int:
 
 def _do(arguments: argparse.Namespace) -> int:
     from outbox_relay import admin
-    from outbox_relay.postgres.retention_statements import Person
+    from outbox_relay.postgres.retention import Person
     from outbox_relay.retention.archiver import archiver_for
 
     settings = load_settings(arguments)

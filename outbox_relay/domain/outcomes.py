@@ -1,4 +1,4 @@
-"""Verdicts of a sink and the settlements that follow from them. Pure.
+"""Verdicts of a sink, the delays between attempts, and the settlements that follow. Pure.
 
 A sink returns one verdict per event. :func:`decide` turns it into a settlement.
 """
@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from outbox_relay.domain.retry import RetryPolicy, requested_delay
-
 LAST_ERROR_CHARS = 500
 """Longest reason stored with a delivery."""
+MAX_DOUBLINGS = 62
+"""Doublings of the base that still fit every configurable maximum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +135,34 @@ class StandStill:
     attempt: Attempt | None = None
 
 
-MOST_ATTEMPTS = 2**31 - 1
-"""The largest number of attempts: a row that was changed by hand may have it."""
-
 Settlement: TypeAlias = Done | RetryLater | DeadLetter | StandStill
 
 DONE = Done()
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """A limit of attempts, and the exponential backoff with jitter between them.
+
+    The delay is ``base_seconds``·2ⁿ up to ``max_seconds``, ± the fraction ``jitter``.
+    """
+
+    attempts: int = 30
+    base_seconds: float = 1.0
+    max_seconds: float = 3600.0
+    jitter: float = 0.2
+
+    def delay_seconds(self, attempts: int, noise: float) -> float:
+        """Return the delay after failure number ``attempts``, counted from 1.
+
+        ``noise`` is drawn from [-1, 1].
+        """
+        doublings = min(attempts - 1, MAX_DOUBLINGS)
+        return min(self.base_seconds * 2.0**doublings, self.max_seconds) * (1.0 + self.jitter * noise)
+
+    def requested_delay(self, seconds: float | None, noise: float) -> float:
+        """Return a delay that the destination requested, lengthened by jitter; 0.0 if it requested none."""
+        return (seconds or 0.0) * (1.0 + self.jitter * abs(noise))
 
 
 def decide(attempts: int, verdict: Verdict, policy: RetryPolicy, noise: float) -> Settlement:
@@ -154,18 +176,13 @@ def decide(attempts: int, verdict: Verdict, policy: RetryPolicy, noise: float) -
         case Unavailable():
             return _wait(attempts, verdict, policy, noise)
         case Refused(reason, status, attempt):
-            return DeadLetter(next_attempt(attempts), clip(reason), status, attempt, refused=True)
+            return DeadLetter(attempts + 1, clip(reason), status, attempt, refused=True)
         case Failed(reason, status, retry_after, attempt):
-            counted = next_attempt(attempts)
+            counted = attempts + 1
             if counted >= policy.attempts:
                 return DeadLetter(counted, clip(reason), status, attempt)
-            delay = max(policy.delay_seconds(counted, noise), requested_delay(retry_after, policy, noise))
+            delay = max(policy.delay_seconds(counted, noise), policy.requested_delay(retry_after, noise))
             return RetryLater(delay, counted, clip(reason), status, attempt)
-
-
-def next_attempt(attempts: int) -> int:
-    """Return the number of the attempt after ``attempts`` counted ones, at most the largest that the database holds."""
-    return min(attempts + 1, MOST_ATTEMPTS)
 
 
 def _wait(attempts: int, verdict: Unavailable, policy: RetryPolicy, noise: float) -> Settlement:
@@ -173,7 +190,7 @@ def _wait(attempts: int, verdict: Unavailable, policy: RetryPolicy, noise: float
 
     The event becomes a waiting row if only a part of the destination fails, and keeps its place otherwise.
     """
-    delay = requested_delay(verdict.retry_after_seconds, policy, noise)
+    delay = policy.requested_delay(verdict.retry_after_seconds, noise)
     if verdict.part is None and not verdict.behind:
         return StandStill(clip(verdict.reason), verdict.status, delay or None, verdict.attempt)
     return RetryLater(delay or policy.base_seconds, attempts, clip(verdict.reason), verdict.status, verdict.attempt)

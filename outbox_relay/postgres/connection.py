@@ -13,7 +13,8 @@ from psycopg.conninfo import make_conninfo
 from psycopg.pq import ConnStatus, TransactionStatus
 from psycopg.waiting import Ready, Wait
 
-from outbox_relay.postgres.conninfo import parsed
+from outbox_relay.postgres.dsn import parsed
+from outbox_relay.postgres.errors import is_starved
 from outbox_relay.postgres.session_settings import CORRECTION, startup_options
 
 T = TypeVar("T")
@@ -112,8 +113,7 @@ def reaches_server(dsn: str) -> bool:
     """Return True if a connection of ``dsn`` that has settings of its own can be made, as through no pooler. Blocks."""
     try:
         with psycopg.connect(direct(dsn), autocommit=True, connect_timeout=CONNECT_SECONDS) as connection:
-            row = connection.execute(IS_DIRECT).fetchone()
-            return bool(row and row[0])
+            return is_direct(connection)
     except psycopg.Error:
         return False
 
@@ -135,10 +135,14 @@ def fix_settings(connection: psycopg.Connection[Any]) -> None:
         connection.execute("set DateStyle = 'ISO'")
 
 
-def is_alive(connection: BaseConnection[Any]) -> bool:
-    """Return whether the server answered the last statement on this connection, if only to refuse or cancel it."""
+def is_alive(connection: BaseConnection[Any], error: Exception) -> bool:
+    """Return whether ``error`` says nothing about the server, since it answered the last statement on this connection.
+
+    libpq ends the connection itself if this process has no memory for an answer.
+    """
     unanswered = (TransactionStatus.ACTIVE, TransactionStatus.UNKNOWN)
-    return connection.pgconn.status == ConnStatus.OK and connection.pgconn.transaction_status not in unanswered
+    answered = connection.pgconn.status == ConnStatus.OK and connection.pgconn.transaction_status not in unanswered
+    return not isinstance(error, TimeoutError) and (answered or is_starved(error))
 
 
 def database_identity(connection: psycopg.Connection[Any]) -> tuple[str, int]:

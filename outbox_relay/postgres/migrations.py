@@ -15,20 +15,24 @@ from psycopg import errors
 from psycopg.rows import tuple_row
 
 from outbox_relay.domain.errors import ConfigurationError, DatabaseUnavailable, DatabaseUnusable, RelayError
-from outbox_relay.postgres.conninfo import find_authorities, parsed
+from outbox_relay.postgres.dsn import find_authorities, parsed
 from outbox_relay.postgres.errors import encoding_fault, explain
-from outbox_relay.postgres.schema_script import (
+from outbox_relay.postgres.schema import (
     LOCK_SECONDS,
     PROLOGUE,
+    SCHEMA_FOLDER,
+    SCHEMA_VERSION,
     Options,
     SchemaOptions,
     ceiling_sql,
+    fit,
     grant_sql,
+    migrations,
+    newest_version,
     options_sql,
     schema_options,
     upgrade_sql,
 )
-from outbox_relay.postgres.schema_versions import SCHEMA_FOLDER, SCHEMA_VERSION, fit, migrations, newest_version
 from outbox_relay.postgres.session_settings import CORRECTION
 
 CONNECT_SECONDS: Final = 10

@@ -16,7 +16,7 @@ from typing import Any
 from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.errors import RelayError, StatementFailed
-from outbox_relay.domain.rate_limited_log import RateLimitedLog
+from outbox_relay.domain.log_events import RateLimitedLog
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.scheduled_events import ScheduledEvents
 from outbox_relay.relay.schedules import Schedules

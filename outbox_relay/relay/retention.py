@@ -10,7 +10,7 @@ from uuid import UUID
 
 from structlog.stdlib import BoundLogger
 
-from outbox_relay.postgres.retention_statements import Pass, Person
+from outbox_relay.postgres.retention import Pass, Person
 from outbox_relay.postgres.store import Store
 from outbox_relay.retention.passes import Archiver, Outcome, RetentionPass, Stopped, run_pass
 

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from structlog.stdlib import BoundLogger
 
-from outbox_relay.postgres.schedule_statements import OtherGeneration
+from outbox_relay.postgres.schedules import OtherGeneration
 from outbox_relay.postgres.store import Store
 
 HOLD_SECONDS = 5.0

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 
 from outbox_relay.domain.errors import StatementFailed
-from outbox_relay.postgres.rows import ScheduledPlace
+from outbox_relay.postgres.schedules import ScheduledPlace
 from outbox_relay.postgres.store import Store
 
 LOOK_SECONDS = 0.25

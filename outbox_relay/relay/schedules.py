@@ -14,9 +14,9 @@ from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.cron import LATE, firing, next_time
 from outbox_relay.domain.errors import DatabaseUnavailable, RelayError, SessionReset
+from outbox_relay.domain.log_events import RateLimitedLog
 from outbox_relay.domain.measures import ScheduleMeasures
-from outbox_relay.domain.rate_limited_log import RateLimitedLog
-from outbox_relay.postgres.schedule_statements import ScheduleRow
+from outbox_relay.postgres.schedules import ScheduleRow
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.schedule_definitions import Definition, ScheduleDefinitions
 

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from outbox_relay.domain.event import SHARDS
-from outbox_relay.domain.sink_limits import NO_LIMITS, SinkLimits
-from outbox_relay.domain.sink_spec import SinkRoutes
-from outbox_relay.postgres.rows import SinkRow
+from outbox_relay.domain.sink_spec import NO_LIMITS, SinkLimits, SinkRoutes
+from outbox_relay.postgres.sinks import SinkRow
 
 UNSERVED_RENEWALS = 4
 """Number of consecutive renewals, a third of a lease apart, that must find no relay serving a superseded sink."""

@@ -7,7 +7,7 @@ import time
 from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.sink_spec import SinkSpec
-from outbox_relay.postgres.rows import TickResult
+from outbox_relay.postgres.log import TickResult
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.keeper import Keeper
 from outbox_relay.relay.sink_leases import SinkLeases

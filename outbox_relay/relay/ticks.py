@@ -18,10 +18,10 @@ from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.errors import RelayError
 from outbox_relay.domain.event import StoredEvent, memory_bytes
+from outbox_relay.domain.log_events import RateLimitedLog
 from outbox_relay.domain.measures import Histogram
-from outbox_relay.domain.rate_limited_log import RateLimitedLog
 from outbox_relay.domain.window import nothing_new
-from outbox_relay.postgres.rows import TickResult
+from outbox_relay.postgres.log import TickResult
 
 PACE_SECONDS = 0.002
 """Time from one look to the next, from start to start."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
-from outbox_relay.postgres.retention_statements import DayEvent
+from outbox_relay.postgres.retention import DayEvent
 from outbox_relay.retention.rows import COLUMNS, decode, encode
 
 READ_BYTES = 1 << 20

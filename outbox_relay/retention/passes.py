@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
 from outbox_relay.domain.errors import ArchiveFailed, RelayError, StatementFailed
-from outbox_relay.postgres.retention_statements import FIRST, DayCheck, Pass, Person
+from outbox_relay.postgres.retention import FIRST, DayCheck, Pass, Person
 from outbox_relay.postgres.store import Store
 from outbox_relay.retention.wording import CHANGED, LOCKED, day_name, keepers_text, locked_text
 

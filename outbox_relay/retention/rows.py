@@ -6,7 +6,7 @@ import base64
 import json
 from typing import Any
 
-from outbox_relay.postgres.retention_statements import DayEvent
+from outbox_relay.postgres.retention import DayEvent
 
 COLUMNS = (
     "id",

@@ -16,8 +16,8 @@ from typing import Any
 
 from outbox_relay.domain.errors import RelayError
 from outbox_relay.domain.outcomes import printable
-from outbox_relay.domain.secret_names import may_hold_secret
-from outbox_relay.postgres.retention_statements import FIRST, DayEvent
+from outbox_relay.domain.redaction import may_hold_secret
+from outbox_relay.postgres.retention import FIRST, DayEvent
 from outbox_relay.postgres.store import Store
 from outbox_relay.retention.files import Folder, remove
 from outbox_relay.retention.rows import encode

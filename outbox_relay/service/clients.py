@@ -6,10 +6,9 @@ from collections.abc import Callable, Collection
 
 from outbox_relay.domain.circuit import CircuitPolicy
 from outbox_relay.domain.errors import ConfigurationError
-from outbox_relay.domain.retry import RetryPolicy
+from outbox_relay.domain.outcomes import RetryPolicy
 from outbox_relay.domain.routing import like_patterns
-from outbox_relay.domain.sink_limits import SinkLimits
-from outbox_relay.domain.sink_spec import SinkSpec
+from outbox_relay.domain.sink_spec import SinkLimits, SinkSpec
 from outbox_relay.service.builtin_sinks import RelayContext
 from outbox_relay.service.own_addresses import Address
 from outbox_relay.service.tracing import Trace, untraced
@@ -71,7 +70,6 @@ def _spec(name: str, settings: Settings) -> SinkSpec:
         claim=sink.claim,
         rows_max=sink.rows_max,
         fair=sink.fair_by == "tenant",
-        tenants=sink.type == "python",
         record_attempts=sink.record_attempts,
         retry=RetryPolicy(**sink.retry.model_dump()),
         circuit=CircuitPolicy(**sink.circuit.model_dump()),

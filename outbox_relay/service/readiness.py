@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Mapping
 
-from outbox_relay.domain.lease_clock import lease_clock
+from outbox_relay.domain.times import lease_clock
 from outbox_relay.relay.keeper import Keeper
 from outbox_relay.service.reload import Reload
 from outbox_relay.service.served_sinks import ServedSink

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.errors import ConfigurationError, RestartNeeded
-from outbox_relay.domain.file_reading import is_stream, read_file
-from outbox_relay.domain.rate_limited_log import RateLimitedLog
+from outbox_relay.domain.files import is_stream, read_file
+from outbox_relay.domain.log_events import RateLimitedLog
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.relay.lag_watch import LagWatch
 from outbox_relay.relay.schedules import Schedules

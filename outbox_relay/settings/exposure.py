@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from pydantic import SecretStr
 
 from outbox_relay.domain.errors import ConfigurationError
-from outbox_relay.domain.secret_names import holds_secret
+from outbox_relay.domain.redaction import holds_secret
 from outbox_relay.fields import fields
 from outbox_relay.postgres import dsn
 from outbox_relay.settings.addresses import LOOPBACK, canonical_host, opens

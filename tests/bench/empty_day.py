@@ -28,7 +28,7 @@ import structlog
 
 from outbox_relay.postgres.database import statements
 from outbox_relay.postgres.migrations import migrate
-from outbox_relay.postgres.retention_statements import Pass, Person
+from outbox_relay.postgres.retention import Pass, Person
 from outbox_relay.postgres.store import Store
 from outbox_relay.retention.archiver import archiver_for
 from outbox_relay.retention.passes import Outcome, RetentionPass, run_pass

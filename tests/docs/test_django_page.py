@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from outbox_relay.postgres.schema_versions import SCHEMA_VERSION
+from outbox_relay.postgres.schema import SCHEMA_VERSION
 from tests.docs.pages import blocks, commands
 from tests.support.database import Database, query
 

@@ -16,7 +16,7 @@ from uuid import uuid4
 import pytest
 from psycopg import sql
 
-from outbox_relay.postgres.retention_statements import DayEvent
+from outbox_relay.postgres.retention import DayEvent
 from outbox_relay.postgres.store import Store
 from outbox_relay.retention import worker
 from outbox_relay.retention.rows import COLUMNS

@@ -15,7 +15,7 @@ from uuid import UUID, uuid4
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from outbox_relay.postgres.schema_versions import SCHEMA_VERSION
+from outbox_relay.postgres.schema import SCHEMA_VERSION
 from outbox_relay.relay.calls import new_row_lease
 from outbox_relay.workbench.embedded.ports import free_port
 from tests.docs.parsing import parsers

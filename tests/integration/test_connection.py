@@ -14,7 +14,7 @@ from psycopg.pq import TransactionStatus
 
 from outbox_relay.domain.errors import DatabaseUnavailable, StatementFailed
 from outbox_relay.postgres.connection import Connection
-from outbox_relay.postgres.schema_versions import SCHEMA_VERSION
+from outbox_relay.postgres.schema import SCHEMA_VERSION
 from outbox_relay.postgres.store import Store
 from tests.support.database import Database, end_connections, query
 from tests.support.proxy import Proxy

@@ -17,8 +17,7 @@ import psycopg
 import pytest
 
 from outbox_relay.postgres.database import statements
-from outbox_relay.postgres.delivery_statements import new_row_columns
-from outbox_relay.postgres.rows import NewRow
+from outbox_relay.postgres.rows import NewRow, new_row_columns
 from tests.support.database import Database
 from tests.support.deliveries import touched
 from tests.support.postgres import PostgresServer

@@ -14,8 +14,7 @@ from outbox_relay.admin import status
 from outbox_relay.admin.doctor import doctor
 from outbox_relay.domain import circuit
 from outbox_relay.domain.circuit import CircuitPolicy
-from outbox_relay.domain.outcomes import Failed, Unavailable
-from outbox_relay.domain.retry import RetryPolicy
+from outbox_relay.domain.outcomes import Failed, RetryPolicy, Unavailable
 from outbox_relay.ui.sink_health import judge_sink
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit, has, in_order

@@ -11,8 +11,7 @@ from psycopg import errors
 from outbox_relay import outbox
 from outbox_relay.domain.errors import DatabaseUnusable
 from outbox_relay.postgres.migrations import migrate
-from outbox_relay.postgres.schema_script import script
-from outbox_relay.postgres.schema_versions import SCHEMA_FOLDER
+from outbox_relay.postgres.schema import SCHEMA_FOLDER, script
 from outbox_relay.postgres.session_settings import CORRECTED_SETTINGS, NEWER_SETTINGS, SESSION_SETTINGS
 from outbox_relay.postgres.store import Store
 from tests.support.database import Database

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from psycopg.types.json import Jsonb
 
-from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.measures import RelayMeasures
+from outbox_relay.domain.times import lease_clock
 from outbox_relay.service.metrics.history import History, Moment
 from outbox_relay.service.metrics.snapshot import Aged, Snapshots
 from outbox_relay.service.metrics.stored_figures import Entry, Value

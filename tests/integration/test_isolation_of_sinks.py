@@ -116,7 +116,7 @@ def test_a_value_that_cannot_be_loaded_and_one_that_cannot_be_sent_are_no_lost_c
     ):
         statements["schema"] = statement  # pyright: ignore[reportArgumentType]
         with pytest.raises(StatementFailed, match="schema"):
-            store._rows("schema", parameters)  # pyright: ignore[reportPrivateUsage]
+            store.named("schema", parameters)
     assert store.connection_losses == 0
     store.close()
 

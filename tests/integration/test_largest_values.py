@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outbox_relay.domain.outcomes import MOST_ATTEMPTS, DeadLetter, Failed, Refused, decide
-from outbox_relay.domain.retry import RetryPolicy
+from outbox_relay.domain.outcomes import MOST_ATTEMPTS, DeadLetter, Failed, Refused, RetryPolicy, decide
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit, has, ids
 from tests.support.memory_sink import MemorySink, fails

@@ -19,8 +19,7 @@ from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Verdict
 from outbox_relay.postgres.errors import explain
 from outbox_relay.postgres.migrations import MigrationResult, migrate
-from outbox_relay.postgres.schema_script import script
-from outbox_relay.postgres.schema_versions import BASELINE, SCHEMA_VERSION, fit, migrations
+from outbox_relay.postgres.schema import BASELINE, SCHEMA_VERSION, fit, migrations, script
 from tests.support.database import Database, query
 from tests.support.memory_sink import MemorySink
 from tests.support.postgres import PostgresServer

@@ -11,8 +11,7 @@ import pytest
 
 from outbox_relay.domain.errors import LeaseLost, StatementFailed
 from outbox_relay.domain.event import SHARDS, StoredEvent
-from outbox_relay.domain.outcomes import Failed, Verdict
-from outbox_relay.domain.retry import RetryPolicy
+from outbox_relay.domain.outcomes import Failed, RetryPolicy, Verdict
 from outbox_relay.domain.sink_spec import SinkRoutes
 from outbox_relay.domain.window import BEGINNING, Position
 from outbox_relay.postgres.database import statements

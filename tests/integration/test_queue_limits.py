@@ -16,10 +16,8 @@ from outbox_relay.admin.status import status
 from outbox_relay.domain.circuit import CircuitPolicy
 from outbox_relay.domain.errors import DatabaseUnavailable
 from outbox_relay.domain.event import StoredEvent
-from outbox_relay.domain.outcomes import DELIVERED, Failed, Verdict
-from outbox_relay.domain.retry import RetryPolicy
-from outbox_relay.domain.sink_limits import SinkLimits, spread_of
-from outbox_relay.domain.sink_spec import SinkSpec
+from outbox_relay.domain.outcomes import DELIVERED, Failed, RetryPolicy, Verdict
+from outbox_relay.domain.sink_spec import SinkLimits, SinkSpec, spread_of
 from outbox_relay.relay.keeper import Keeper
 from outbox_relay.service.served_sinks import ServedSinks
 from outbox_relay.service.supervisor import Supervisor

@@ -10,8 +10,7 @@ import pytest
 from outbox_relay import outbox
 from outbox_relay.domain.circuit import CircuitPolicy
 from outbox_relay.domain.event import SHARDS, StoredEvent
-from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Unavailable, Verdict
-from outbox_relay.domain.retry import RetryPolicy
+from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, RetryPolicy, Unavailable, Verdict
 from outbox_relay.relay.dispatch import BATCH_ROWS
 from outbox_relay.relay.log_reader import CHUNK_EVENTS
 from tests.support.database import Database, query

@@ -10,7 +10,7 @@ import pytest
 from psycopg import errors
 
 from outbox_relay.domain.errors import StatementFailed
-from outbox_relay.postgres.retention_statements import DayCheck
+from outbox_relay.postgres.retention import DayCheck
 from outbox_relay.postgres.store import Store
 from tests.support.database import Database
 from tests.support.days import (

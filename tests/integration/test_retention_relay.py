@@ -13,7 +13,7 @@ import structlog
 from structlog.testing import capture_logs
 
 from outbox_relay.domain.errors import StatementFailed
-from outbox_relay.postgres.retention_statements import DayCheck
+from outbox_relay.postgres.retention import DayCheck
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.housekeeping import Chore
 from outbox_relay.relay.retention import Retention

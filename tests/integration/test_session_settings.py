@@ -121,7 +121,7 @@ def test_the_settings_of_a_connection_outrank_those_of_its_dsn_and_of_the_enviro
         store = CountingStore(dsn)
         store.open()
         names = [*SESSION_SETTINGS, *NEWER_SETTINGS]
-        found = dict(store._rows("session_settings", {"names": [*names, "work_mem"]}))  # pyright: ignore[reportPrivateUsage]
+        found = dict(store.named("session_settings", {"names": [*names, "work_mem"]}))  # pyright: ignore[reportPrivateUsage]
         store.close()
         assert found.pop("work_mem") == work_mem
         wanted = {

@@ -8,7 +8,7 @@ import pytest
 
 from outbox_relay.admin.status import status
 from outbox_relay.domain.outcomes import DELIVERED
-from outbox_relay.domain.sink_limits import NO_LIMITS, SinkLimits
+from outbox_relay.domain.sink_spec import NO_LIMITS, SinkLimits
 from tests.support.database import Database, query
 from tests.support.deliveries import has
 from tests.support.memory_sink import BOTH, MemorySink

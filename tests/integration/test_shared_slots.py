@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outbox_relay.admin.status import status
-from outbox_relay.domain.sink_limits import SinkLimits
+from outbox_relay.domain.sink_spec import SinkLimits
 from tests.support.database import Database, query
 from tests.support.memory_sink import MemorySink
 from tests.support.receiver import Receiver

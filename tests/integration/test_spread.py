@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 from outbox_relay.admin.status import status
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Verdict
-from outbox_relay.domain.sink_limits import SinkLimits, spread_of
+from outbox_relay.domain.sink_spec import SinkLimits, spread_of
 from tests.support.database import Database, query
 from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import running, spec

@@ -10,9 +10,8 @@ import pytest
 from outbox_relay.admin import resume, status, why
 from outbox_relay.domain.circuit import CircuitPolicy
 from outbox_relay.domain.event import StoredEvent
-from outbox_relay.domain.outcomes import DELIVERED, Attempt, Failed, Unavailable, Verdict
-from outbox_relay.domain.retry import RetryPolicy
-from outbox_relay.domain.sink_limits import SinkLimits
+from outbox_relay.domain.outcomes import DELIVERED, Attempt, Failed, RetryPolicy, Unavailable, Verdict
+from outbox_relay.domain.sink_spec import SinkLimits
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit, has, ids, in_order
 from tests.support.memory_sink import Late, MemorySink, fails

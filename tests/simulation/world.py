@@ -20,14 +20,12 @@ from uuid import UUID
 import structlog
 from greenlet import greenlet
 
-from outbox_relay.domain import sink_limits
+from outbox_relay.domain import sink_spec
 from outbox_relay.domain.circuit import CircuitPolicy
 from outbox_relay.domain.errors import DatabaseUnavailable, IncarnationChanged, RelayError, StatementFailed
 from outbox_relay.domain.event import StoredEvent
-from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Unavailable, Verdict
-from outbox_relay.domain.retry import RetryPolicy
-from outbox_relay.domain.sink_limits import NO_LIMITS, SinkLimits
-from outbox_relay.domain.sink_spec import SinkSpec
+from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, RetryPolicy, Unavailable, Verdict
+from outbox_relay.domain.sink_spec import NO_LIMITS, SinkLimits, SinkSpec
 from outbox_relay.relay import keeper, limits, settle, sink_leases, ticks
 from outbox_relay.relay.calls import RowWork, SentCall
 from outbox_relay.relay.keeper import Keeper
@@ -514,7 +512,7 @@ class World:
             stack.enter_context(patch.object(time, "monotonic", lambda: self.database.time))
             stack.enter_context(patch.object(time, "sleep", self.pause))
             stack.enter_context(patch.object(ticks, "PACE_SECONDS", 0.005))
-            for module in (keeper, limits, sink_leases, settle, sink_limits):
+            for module in (keeper, limits, sink_leases, settle, sink_spec):
                 stack.enter_context(patch.object(module, "SHARDS", SHARDS))
             yield
 

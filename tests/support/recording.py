@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from outbox_relay.postgres.attempt_values import record_columns, recorded_events
+from outbox_relay.postgres.parameters import record_columns, recorded_events
 from outbox_relay.relay.settle import AttemptRecorder
 from tests.support.logs import RecordedLog
 

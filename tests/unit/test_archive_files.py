@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox_relay.postgres.retention_statements import DayEvent
+from outbox_relay.postgres.retention import DayEvent
 from outbox_relay.retention.files import Folder, remove
 from outbox_relay.retention.rows import encode
 from outbox_relay.retention.worker import Contents, NotVerified, Part, Task, verify

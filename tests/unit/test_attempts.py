@@ -20,13 +20,13 @@ from outbox_relay.domain.outcomes import (
     Failed,
     Refused,
     RetryLater,
+    RetryPolicy,
     StandStill,
     Unavailable,
     Verdict,
     decide,
 )
-from outbox_relay.domain.retry import RetryPolicy
-from outbox_relay.postgres.attempt_values import DETAIL_BYTES, detail_json, record_columns
+from outbox_relay.postgres.parameters import DETAIL_BYTES, detail_json, record_columns
 from outbox_relay.relay.calls import new_row_lease
 from outbox_relay.sinks.calls import Call
 from outbox_relay.sinks.contract.handing import an_event

@@ -10,7 +10,7 @@ import pytest
 
 from outbox_relay.cli.workbench import DRILLS
 from outbox_relay.domain.circuit import CircuitPolicy
-from outbox_relay.domain.retry import RetryPolicy
+from outbox_relay.domain.outcomes import RetryPolicy
 from outbox_relay.service.metrics.definitions import DEFINITIONS
 from outbox_relay.workbench.drill import metrics, promises
 from outbox_relay.workbench.drill.judgement import (

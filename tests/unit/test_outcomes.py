@@ -15,12 +15,12 @@ from outbox_relay.domain.outcomes import (
     Failed,
     Refused,
     RetryLater,
+    RetryPolicy,
     StandStill,
     Unavailable,
     clip,
     decide,
 )
-from outbox_relay.domain.retry import RetryPolicy
 
 POLICY = RetryPolicy(attempts=5, base_seconds=1.0, max_seconds=60.0, jitter=0.2)
 NOISE = st.floats(-1.0, 1.0)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox_relay.domain.retry import RetryPolicy
+from outbox_relay.domain.outcomes import RetryPolicy
 
 NOISE = st.floats(-1.0, 1.0)
 POLICIES = st.builds(

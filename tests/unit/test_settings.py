@@ -14,7 +14,7 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from outbox_relay.domain.errors import ConfigurationError
-from outbox_relay.domain.retry import RetryPolicy
+from outbox_relay.domain.outcomes import RetryPolicy
 from outbox_relay.formats.topics import TopicTemplate
 from outbox_relay.settings import KafkaSettings, Settings, WebhookSettings, load, log_settings, warnings
 from tests.support.settings_file import DSN, ED25519, FILE, KEY, OTHER, SECRET, load_text

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from outbox_relay.domain.circuit import MOST_TROUBLES, Troubles
 from outbox_relay.domain.outcomes import LAST_ERROR_CHARS
-from outbox_relay.domain.troubles import MOST_TROUBLES, Troubles
 
 
 def test_every_part_is_shown_in_the_order_in_which_they_began() -> None:

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import DELIVERED, Unavailable
+from outbox_relay.domain.times import lease_clock
 from outbox_relay.sinks.contract.handing import an_event
 from outbox_relay.sinks.webhook import client, resolver
 from tests.support.connect_proxy import proxying

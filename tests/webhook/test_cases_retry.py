@@ -11,8 +11,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from outbox_relay.admin.status import status
-from outbox_relay.domain.outcomes import DELIVERED, Unavailable
-from outbox_relay.domain.retry import RetryPolicy
+from outbox_relay.domain.outcomes import DELIVERED, RetryPolicy, Unavailable
 from outbox_relay.relay import outcomes
 from tests.support.database import Database, query
 from tests.support.deliveries import emit, has

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from outbox_relay.domain.lease_clock import lease_clock
+from outbox_relay.domain.times import lease_clock
 from outbox_relay.sinks.webhook import connection, resolver
 from outbox_relay.sinks.webhook.client import HttpClient
 from outbox_relay.sinks.webhook.connector import Proxy

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
-from typing import Final, cast
+from typing import Final
 
 from prometheus_client.core import (
     CounterMetricFamily,
-    Exemplar,
     GaugeMetricFamily,
     HistogramMetricFamily,
     InfoMetricFamily,
@@ -18,7 +17,6 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from outbox_relay.domain import measures
-from outbox_relay.formats.trace_context import trace_id
 from outbox_relay.service.metrics import definitions as d
 from outbox_relay.service.metrics.definitions import Definition
 from outbox_relay.service.metrics.snapshot import SinkCopy, Snapshot
@@ -115,15 +113,5 @@ def _histogram(definition: Definition, samples: Iterable[tuple[Labels, measures.
     family = HistogramMetricFamily(definition.family, definition.help, labels=definition.labels, unit=definition.unit)
     for labels, found in samples:
         if any(found.counts):
-            exemplars = map(_exemplar, found.exemplars)
-            buckets = list(zip(_LE, map(float, accumulate(found.counts)), exemplars, strict=True))
-            family.add_metric(labels, cast("list[tuple[str, float, Exemplar]]", buckets), found.sum)
+            family.add_metric(labels, list(zip(_LE, map(float, accumulate(found.counts)), strict=True)), found.sum)
     return family
-
-
-def _exemplar(kept: measures.Exemplar | None) -> Exemplar | None:
-    if kept is None:
-        return None
-    trace = trace_id(kept.headers)
-    labels = {"uid": str(kept.uid), **({"trace_id": trace} if trace else {})}
-    return Exemplar(labels, kept.seconds, round(kept.at, 3))

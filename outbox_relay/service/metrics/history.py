@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.measures import Distribution, RelayMeasures, quantile, since
+from outbox_relay.domain.times import lease_clock
 from outbox_relay.postgres.store import Store
 from outbox_relay.service.metrics.snapshot import Aged, SinkCopy
 

@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from structlog.stdlib import BoundLogger
 
-from outbox_relay.domain.rate_limited_log import RateLimitedLog
+from outbox_relay.domain.log_events import RateLimitedLog
 
 REPORT_SECONDS = 60.0
 """Least time between two log lines about spans that are lost."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from outbox_relay.domain.event import StoredEvent
-from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import DELIVERED, Attempt, Delivered, Refused, Unavailable, Verdict
+from outbox_relay.domain.times import lease_clock
 from outbox_relay.formats import signatures
 from outbox_relay.sinks.webhook.client import HttpClient
 from outbox_relay.sinks.webhook.connection import ExchangeFailed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outbox_relay.domain.circuit import CircuitPolicy
-from outbox_relay.domain.retry import RetryPolicy
+from outbox_relay.domain.outcomes import RetryPolicy
 from outbox_relay.relay.keeper import POLL_SECONDS
 from outbox_relay.relay.loop import WAIT_SECONDS
 from outbox_relay.relay.settle import FLUSH_SECONDS, MOST_EVENTS

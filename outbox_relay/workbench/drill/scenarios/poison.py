@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from outbox_relay.domain.retry import RetryPolicy
+from outbox_relay.domain.outcomes import RetryPolicy
 from outbox_relay.workbench.drill import promises
 from outbox_relay.workbench.drill.environment import DrillEnvironment
 from outbox_relay.workbench.drill.judgement import NEVER, Check, Evidence, check_none, check_time, longest_delay
