@@ -16,7 +16,7 @@ class SinkRow(NamedTuple):
     """The state of a sink in the database.
 
     ``patterns`` are those of ``generation``. ``in_flight_limit`` is the concurrency of a relay after the destination
-    requested less; None means the configured maximum. ``unowned`` is the number of shards without an owner.
+    requested less; None means the configured maximum. ``owned`` is the number of shards that other relays own.
     ``last_error_open`` is False if there is no last error, or if it is recorded that it is over. ``probes`` is the
     number of requests by people to probe the destination now. ``claim`` is the setting of ``generation``. The three
     after it are as in ``SinkLimits``. ``start`` is "beginning" or "now": where the sink began; None for a replay.
@@ -27,7 +27,7 @@ class SinkRow(NamedTuple):
     paused: bool
     circuit: str
     in_flight_limit: int | None
-    unowned: int
+    owned: int
     patterns: Sequence[str]
     last_error_open: bool = False
     probes: int = 0
@@ -102,9 +102,9 @@ class SinkStatements(Database):
         self.value("trim_routes")
         return rows[0].generation if rows else None
 
-    def sinks(self, names: Iterable[str], deadline: float | None = None) -> list[SinkRow]:
-        """Return the state of these sinks; unknown names are left out."""
-        return self.named("sinks", {"sinks": list(names)}, row=SinkRow, deadline=deadline)
+    def sinks(self, names: Iterable[str], deadline: float | None = None, *, relay: UUID | None = None) -> list[SinkRow]:
+        """Return the state of these sinks, as ``relay`` sees it; unknown names are left out."""
+        return self.named("sinks", {"sinks": list(names), "relay": relay}, deadline, row=SinkRow)
 
     def former_sinks(self, names: Iterable[str], deadline: float | None = None) -> set[str]:
         """Return those of ``names`` that removed sinks had."""

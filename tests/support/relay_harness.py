@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,14 +25,14 @@ from outbox_relay.postgres.connection import direct
 from outbox_relay.postgres.database import CALL_SECONDS, PooledConnection
 from outbox_relay.postgres.listener import CommitListener
 from outbox_relay.postgres.store import Store
+from outbox_relay.relay.chores import ScheduledEvents
 from outbox_relay.relay.keeper import Keeper
 from outbox_relay.relay.loop import SURVIVED, SinkLoop
 from outbox_relay.relay.outcomes import Parts
-from outbox_relay.relay.scheduled_events import ScheduledEvents
 from outbox_relay.relay.sink_leases import SinkLeases
 from outbox_relay.relay.ticks import Ticks
 from outbox_relay.service.replays import Replays
-from outbox_relay.service.served_sinks import ServedSink
+from outbox_relay.service.sinks import ServedSink
 from outbox_relay.service.supervisor import Supervisor
 from outbox_relay.sinks.calls import Sink
 from outbox_relay.sinks.posting import EventLoopThread, PostingSink
