@@ -131,7 +131,7 @@ def _archives(arguments: argparse.Namespace, result: Erased) -> list[dict[str, A
 
 def _holds(address: str, result: Erased, configured: str, until: float) -> bool | None:
     """Return whether an archive holds the key; None if its manifest does not say, or there is no time to read it."""
-    from outbox_relay.retention.manifests import holds_key
+    from outbox_relay.retention.files import holds_key
 
     if result.key_hash is None or time.monotonic() > until:
         return None

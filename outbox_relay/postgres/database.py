@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from importlib import resources
-from typing import Any, LiteralString, NamedTuple, TypeVar, cast, overload
+from typing import Any, LiteralString, NamedTuple, cast
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -30,21 +30,10 @@ from outbox_relay.domain.errors import (
     RelayError,
     StatementFailed,
 )
-from outbox_relay.postgres.connection import (
-    CONNECT_SECONDS,
-    CONNECTION_DEFAULTS,
-    Connection,
-    database_identity,
-    direct,
-    fix_settings,
-    is_alive,
-    is_direct,
-)
-from outbox_relay.postgres.dsn import find_authorities, parsed
-from outbox_relay.postgres.errors import NOT_DIRECT, encoding_fault, explain, explain_refusal, explain_statement
+from outbox_relay.postgres.connection import Connection, connect, database_identity, is_alive
+from outbox_relay.postgres.dsn import parsed
+from outbox_relay.postgres.errors import encoding_fault, explain, explain_refusal, explain_statement
 from outbox_relay.postgres.session_settings import CHECKED_SETTINGS, wrong_settings
-
-Row = TypeVar("Row", bound=NamedTuple)
 
 CALL_SECONDS = 10.0
 """Longest wait for the answer to a statement, COMMIT included: no setting of the server limits a COMMIT that waits for
@@ -82,16 +71,16 @@ def statements() -> Mapping[str, LiteralString]:
     }
 
 
-def rows_of(row: type[Row]) -> RowFactory[Row]:
+def rows_of(row: type[NamedTuple]) -> RowFactory[Any]:
     """Return the factory of rows of a named tuple, whose fields are the columns of the answer."""
 
-    def make(cursor: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]) -> Callable[[Sequence[Any]], Row]:
+    def make(cursor: Any) -> Callable[[Sequence[Any]], Any]:
         columns = tuple(column.name for column in cursor.description or ())
         if columns and columns != row._fields:
             raise TypeError(f"the columns of {row.__name__} are {row._fields}, and the answer has {columns}")
         return partial(cast(Any, tuple).__new__, row)  # called for every row: a partial is one call without a frame
 
-    return cast(RowFactory[Row], make)
+    return make
 
 
 class PooledConnection(Connection):
@@ -181,12 +170,6 @@ class Database:
         with self._connection("database_identity") as connection:
             return database_identity(connection)
 
-    @overload
-    def named(self, name: str, parameters: Mapping[str, Any], deadline: float | None = None) -> list[Any]: ...
-    @overload
-    def named(
-        self, name: str, parameters: Mapping[str, Any], deadline: float | None = None, *, row: type[Row]
-    ) -> list[Row]: ...
     def named(
         self,
         name: str,
@@ -267,16 +250,16 @@ class Database:
         With ``settings`` of its transaction, both are one message: the server ends it, and a process that is stopped
         meanwhile keeps no lock.
         """
-        factory = rows_of(row) if row else namedtuple_row
+        factory: RowFactory[Any] = rows_of(row) if row else namedtuple_row
         with self._connection(name, deadline, grant) as connection:
             try:
                 if settings:
-                    cursor: Any = psycopg.ClientCursor(connection, row_factory=cast(Any, factory))
+                    cursor: Any = psycopg.ClientCursor(connection, row_factory=factory)
                     cursor.execute("; ".join((*settings, self._sql[name])), parameters)
                     for _ in settings:
                         cursor.nextset()
                 else:
-                    cursor = connection.cursor(binary=True, row_factory=cast(Any, factory))
+                    cursor = connection.cursor(binary=True, row_factory=factory)
                     cursor.execute(self._sql[name], parameters)
                 return cursor.fetchall() if cursor.description else [], cursor.rowcount
             except (MemoryError, ValueError, ArithmeticError) as error:  # a value cannot be sent, or loaded
@@ -354,24 +337,8 @@ class Database:
     def _connect(self) -> PooledConnection:
         """Return a new connection. Raises ``ConfigurationError``, ``DatabaseUnavailable`` or ``DatabaseUnusable``."""
         losses, began = self.connection_losses, time.monotonic()
-        dsn = self._read_dsn()
-        try:
-            connection = PooledConnection.connect(
-                dsn if self.pooler else direct(dsn),
-                autocommit=True,
-                prepare_threshold=None if self.pooler else 2,
-                **cast(Any, CONNECTION_DEFAULTS),
-            )
-        except psycopg.Error as error:
-            raise explain(error, dsn) from None
+        connection = connect(PooledConnection, self._read_dsn(), pooler=self.pooler, give_up_at=lambda: self.give_up_at)
         connection.losses, connection.made_at = losses, began
-        connection.until, connection.give_up_at = began + 2 * CONNECT_SECONDS, lambda: self.give_up_at
-        try:
-            if not self.pooler:
-                fix_settings(connection)
-        except (psycopg.Error, TimeoutError) as error:
-            connection.close()
-            raise explain(error) from None
         return connection
 
     def _read_dsn(self) -> str:
@@ -382,7 +349,6 @@ class Database:
             # Once there was one, its file may be on the way to be replaced.
             raise (DatabaseUnavailable(str(known)) if self._has_dsn else known) from None
         self._has_dsn = True
-        find_authorities(dsn)
         return dsn
 
     def _check(self, connection: Connection) -> None:
@@ -391,7 +357,5 @@ class Database:
             names = {"names": list(CHECKED_SETTINGS)}
             if wrong := wrong_settings(connection.execute(self._sql["session_settings"], names).fetchall()):
                 raise DatabaseUnusable(wrong)
-        elif not is_direct(connection):
-            raise DatabaseUnusable(NOT_DIRECT)
         if problem := encoding_fault(connection.info):
             raise DatabaseUnusable(problem)

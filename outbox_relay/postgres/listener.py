@@ -24,16 +24,7 @@ import psycopg
 
 from outbox_relay.domain.errors import DatabaseUnusable, RelayError
 from outbox_relay.domain.log_events import LOG_EVENTS, RateLimitedLog
-from outbox_relay.postgres.connection import (
-    CONNECT_SECONDS,
-    CONNECTION_DEFAULTS,
-    Connection,
-    database_identity,
-    direct,
-    fix_settings,
-    is_direct,
-)
-from outbox_relay.postgres.dsn import find_authorities
+from outbox_relay.postgres.connection import CONNECT_SECONDS, Connection, connect, database_identity
 from outbox_relay.postgres.errors import SET_POOLER, explain
 
 if TYPE_CHECKING:
@@ -173,7 +164,6 @@ class CommitListener:
         try:
             connection = _connected(dsn(), SERVER_KEEPALIVE)
             try:
-                fix_settings(connection)
                 connection.add_notify_handler(lambda _: None)  # without one, psycopg keeps all of them
                 connection.execute("listen outbox")
                 self._check(connection)
@@ -214,22 +204,13 @@ def dsn_identity(dsn: str) -> DatabaseIdentity:
 
 
 def _connected(dsn: str, more_options: str = "") -> Connection:
-    """Return a connection that keeps a session. Raises ``RelayError``, ``psycopg.Error`` or ``TimeoutError``."""
-    find_authorities(dsn)
+    """Return a connection that keeps a session. Raises ``RelayError``."""
     try:
-        connection = Connection.connect(direct(dsn, more_options), autocommit=True, **cast(Any, CONNECTION_DEFAULTS))
-    except psycopg.Error as error:
-        explained = explain(error, dsn)
-        raise (DatabaseUnusable(POOLED) if SET_POOLER in str(explained) else explained) from None
+        connection = connect(Connection, dsn, more_options=more_options)
+    except RelayError as error:
+        raise (DatabaseUnusable(POOLED) if SET_POOLER in str(error) else error) from None
     connection.until = time.monotonic() + CONNECT_SECONDS
-    try:
-        if is_direct(connection):
-            return connection
-    except BaseException:
-        connection.close()
-        raise
-    connection.close()
-    raise DatabaseUnusable(POOLED)
+    return connection
 
 
 def _close(attempt: Future[Connection]) -> None:

@@ -143,9 +143,10 @@ class RetentionStatements(Database):
         """Discard old dead rows among the next ``most``; return their number, and whether more are to be examined."""
         return self.named("discard_expired", {"lease": lease, "most": most})[0]
 
-    def trim_attempts(self, lease: int) -> int:
-        """Remove old recorded attempts, one step; return the number of partitions or rows, 0 if none is left."""
-        return self._locking("trim_attempts", {"lease": lease})
+    def trim_attempts(self, lease: int, most: int) -> tuple[int, bool]:  # noqa: ARG002 - a step is a partition
+        """Remove old recorded attempts, one step; return as ``trim_uids``, of partitions or rows."""
+        removed = self._locking("trim_attempts", {"lease": lease})
+        return removed, removed > 0
 
     def retention_status(self, *, live: bool) -> dict[str, Any]:
         """Return the policy and the days; with ``live``, what keeps them now."""

@@ -132,18 +132,13 @@ def script(*, have: int = 0, folder: Path = SCHEMA_FOLDER, **given: Unpack[Optio
 
     Run all of it in one transaction, as the role that is to own the schema.
     """
-    options = schema_options(**given)
-    ceiling = options.max_payload_bytes
-    newest = newest_version(folder)
     return "\n".join(
         (
-            f"-- Schema outbox, from version {have} to {max(have, newest)}.",
+            f"-- Schema outbox, from version {have} to {max(have, newest_version(folder))}.",
             "-- To be run in one transaction: psql -1 -v ON_ERROR_STOP=1 -f FILE, or a tool that does the same.",
             PROLOGUE,
             *upgrade_sql(have, folder),
-            *(grant_sql(kind, role) for kind, role in options.grants),
-            *([] if ceiling is None else [ceiling_sql(ceiling)]),
-            *options_sql(options, folder),
+            *options_sql(schema_options(**given), folder),
             _EPILOGUE,
         )
     )
@@ -170,9 +165,12 @@ def upgrade_sql(have: int, folder: Path) -> list[str]:
 
 
 def options_sql(options: SchemaOptions, folder: Path) -> list[str]:
-    """Return the statements of the last part: functions for Debezium, privileges, settings of roles."""
+    """Return the statements of the last part: grants, payload ceiling, functions for Debezium, settings of roles."""
     revoke_others = "on" if options.revoke_others else "off"
+    ceiling = f"update outbox.meta set max_payload_bytes = {options.max_payload_bytes};\n"  # noqa: S608 - a number
     return [
+        *(_grant_sql(kind, role) for kind, role in options.grants),
+        *([ceiling] if options.max_payload_bytes else []),
         *([_text(folder / "debezium.sql")] if options.debezium else []),
         f"set local outbox.revoke_others = {revoke_others};\n",
         _text(folder / "grants.sql"),
@@ -319,8 +317,8 @@ def step_sql(step: Migration) -> str:
     return f"-- {step.name}\n{step.text}\n{done}"
 
 
-def grant_sql(kind: str, role: str) -> str:
-    """Return the statement that records a grant. It fails with SQLSTATE 42704 if the role does not exist."""
+def _grant_sql(kind: str, role: str) -> str:
+    """Return the statement that records a grant, which fails with SQLSTATE 42704 if the role does not exist."""
     from psycopg import sql  # the migrations of an application that has only psycopg2 grant nothing
 
     name = sql.Literal(sql.Identifier(role).as_string()).as_string()
@@ -328,8 +326,3 @@ def grant_sql(kind: str, role: str) -> str:
         f"insert into outbox.grantee (role_name, kind) select r.rolname, '{kind}' from pg_roles r "  # noqa: S608 - quoted
         f"where r.oid = {name}::regrole on conflict do nothing;\n"
     )
-
-
-def ceiling_sql(max_payload_bytes: int) -> str:
-    """Return the statement that sets the payload ceiling."""
-    return f"update outbox.meta set max_payload_bytes = {max_payload_bytes};\n"  # noqa: S608 - a number

@@ -1,18 +1,19 @@
-"""Objects of an archive: written, made durable and read back through the file systems of pyarrow."""
+"""Objects of an archive: events as canonical lines or Parquet, and manifests, through the file systems of pyarrow."""
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from outbox_relay.postgres.retention import DayEvent
-from outbox_relay.retention.rows import COLUMNS, decode, encode
 
 READ_BYTES = 1 << 20
 """Bytes that are decompressed at a time."""
@@ -24,7 +25,8 @@ GROUP_ROWS = 100_000
 """Rows of a row group. Readers are slow with small ones."""
 GROUP_BYTES = 128 << 20
 """Bytes in memory after which a row group is written with fewer rows."""
-T = TypeVar("T")
+COLUMNS = tuple(name for name in DayEvent._fields if name not in ("payload", "key_hash"))
+"""Columns that are archived as they are, in addition to the payload."""
 
 
 def without_query(address: str) -> str:
@@ -42,6 +44,46 @@ def remove(address: str, name: str) -> None:
     fs, root = _file_system(address)
     with suppress(FileNotFoundError):
         fs.delete_dir(f"{root.rstrip('/')}/{name}")
+
+
+def encode(event: DayEvent) -> bytes:
+    """Return an event as one line of JSON with its end of line.
+
+    A payload that is not UTF-8 is ``payload_base64``. Equal events have equal lines.
+    """
+    row: dict[str, Any] = {name: getattr(event, name) for name in COLUMNS}
+    try:
+        row["payload"] = None if event.payload is None else event.payload.decode()
+    except UnicodeDecodeError:
+        row["payload_base64"] = base64.b64encode(event.payload or b"").decode()
+    return json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+def decode(line: bytes) -> DayEvent:
+    """Return the event of a line. Raises ``ValueError`` or ``KeyError`` for any other line."""
+    row = json.loads(line)
+    if "payload_base64" in row:
+        payload = base64.b64decode(row["payload_base64"], validate=True)
+    else:
+        payload = None if row["payload"] is None else row["payload"].encode()
+    return DayEvent(*(row[name] for name in COLUMNS), payload=payload, key_hash=None)
+
+
+def holds_key(address: str, key_hash: str, configured: str) -> bool | None:
+    """Return True if the archive at ``address`` holds events of the key with this keyed hash, None if that is unknown.
+
+    ``configured`` is the address of archives in the settings, whose options are used for archives below it. It is not
+    known if the manifest cannot be read, or does not list all keys.
+    """
+    root, _, name = address.rpartition("/")
+    options = configured if without_query(configured) == root else root
+    try:
+        manifest: dict[str, Any] = json.loads(Folder(options, name, existing=True).read("manifest.json"))
+    except Exception:  # pyarrow is missing, or its file system failed in one of many ways
+        return None
+    if not manifest.get("key_hashes_complete"):
+        return None
+    return key_hash in manifest["key_hashes"]
 
 
 class Writer(Protocol):

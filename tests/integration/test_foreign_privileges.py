@@ -138,33 +138,6 @@ def test_default_privileges_give_nothing_away(empty_database: Database, owned: s
             assert re.search(r"FROM \('\S+ 00:00:00\+00'\) TO \('\S+ 00:00:00\+00'\)", bounds[0])
 
 
-def test_an_upgrade_takes_back_what_default_privileges_gave_alone(
-    empty_database: Database, owned: str, tmp_path: Path
-) -> None:
-    with new_role(empty_database, "app") as app, new_role(empty_database, "auditor") as auditor:
-        migrate(empty_database.dsn_as(owned), grant_emit=[app])
-        hostile(empty_database, owned, app)
-        with empty_database.connect(user=owned, autocommit=True) as conn:
-            conn.execute(f"grant usage on schema outbox to {auditor}".encode())
-            conn.execute(f"grant select on outbox.sink to {auditor}".encode())
-            conn.execute("grant execute on function outbox.emit_raw to public")
-        found = migrate(empty_database.dsn_as(owned), folder=next_schema(tmp_path / "schema"))
-        assert [note for note in found.notes if "default privileges" not in note] == [
-            "PUBLIC has EXECUTE on function emit_raw: outbox-relay migrate --revoke-others revokes it",
-            *(
-                f'role "{auditor}" has {what}: outbox-relay migrate --revoke-others revokes it'
-                for what in ("USAGE on schema outbox", "SELECT on table sink")
-            ),
-        ]
-        with empty_database.connect(user=auditor) as conn:
-            conn.execute("select name from outbox.sink")
-            conn.execute("select outbox.emit_raw('t', '1')")
-        refused_to_an_application(empty_database, app)
-        denied(empty_database, app, "select from outbox.extra")
-        denied(empty_database, app, "select outbox_internal.extra()")
-        denied(empty_database, auditor, "select outbox_internal.extra()")
-
-
 def refused_to_an_application(database: Database, app: str) -> None:
     """Assert that the application emits, and may do nothing else of ``TRIED``."""
     with database.connect(user=app) as conn:
@@ -266,47 +239,7 @@ def test_positions_that_nothing_outranks_cannot_be_deleted(database: Database, r
         owner.execute("delete from outbox.progress")
 
 
-def test_one_trim_is_bounded_and_leaves_every_shard_where_it_stands(database: Database, relay: str) -> None:
-    """A ledger that has grown is trimmed in calls that each come to their end; epochs rank before what came later."""
-    trim = (STATEMENTS / "trim_progress.sql").read_text(encoding="utf-8").encode()
-    with database.connect(user=relay, autocommit=True) as conn:
-        conn.execute(REGISTER)
-        conn.execute(
-            "insert into outbox.progress (sink, shards, epochs, a_seq, a_snapshot, a_next, last_id)"
-            " select 's', array[n % 64, (n + 1) % 64], array[(1 + n % 3)::bigint << 40, 1::bigint << 41],"
-            " n, '3:3:', 3, 0 from generate_series(1, 12000) n"
-        )
-        before = conn.execute("select * from outbox.standing").fetchall()
-        counts = [count for _ in range(5) for (count,) in conn.execute(trim, {"most": 5000}).fetchall()]
-        assert max(counts) < 5000
-        assert counts[-1] == 0
-        assert conn.execute("select * from outbox.standing").fetchall() == before
-        [(left,)] = conn.execute("select count(*) from outbox.progress").fetchall()
-        assert left == 12001 - sum(counts)
-        assert left <= 64
-
-
 REGISTER = """select outbox_internal.register_sinks('[{"name": "s", "patterns": ["*"]}]', 0, '3:3:', 3)"""
-
-
-def test_locks_that_a_stranger_holds_stop_nothing(
-    database: Database, relay: str, stranger: str, empty_database: Database
-) -> None:
-    for place in (database, empty_database):
-        with place.connect(user=stranger) as holder:
-            holder.execute("select pg_advisory_lock(1869967971, n) from generate_series(1, 9) n")
-            holder.execute("select pg_advisory_lock(k) from generate_series(1, 9) k")
-            migrate(place.dsn, grant_relay=[relay])
-            with place.connect(user=relay) as conn:
-                assert conn.execute("select outbox_internal.make_partitions(9)").fetchone() == (2,)
-
-
-def test_two_sessions_do_not_make_partitions_at_once(database: Database, relay: str) -> None:
-    with database.connect(user=relay) as first, database.connect(user=relay) as second:
-        assert first.execute("select outbox_internal.make_partitions(8)").fetchone() == (2,)
-        assert second.execute("select outbox_internal.make_partitions(12)").fetchone() == (0,)
-        first.commit()
-        assert second.execute("select outbox_internal.make_partitions(12)").fetchone() == (1,)
 
 
 # -- the defaults of a relay's role --------------------------------------------------------------------------------

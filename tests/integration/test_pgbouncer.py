@@ -20,7 +20,6 @@ from tests.support.kafka.drained import drained
 from tests.support.logs import RecordedLog
 from tests.support.memory_sink import MemorySink
 from tests.support.pgbouncer import PgBouncer
-from tests.support.ports import LOOPBACK
 from tests.support.postgres import PostgresServer
 from tests.support.relay_config import kafka_config
 from tests.support.relay_harness import running, spec
@@ -147,28 +146,3 @@ def test_a_relay_that_cannot_listen_says_why(database: Database, monkeypatch: py
         with pytest.raises(DatabaseUnusable, match="must lead to the server itself"):
             dsn_identity(dsn)
         listener.close()
-
-
-def test_a_server_that_is_away_is_named_once_it_has_been_away_for_a_while(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("outbox_relay.postgres.listener.RETRY_SECONDS", 0.0)
-    log, asked = RecordedLog(), list[str]()
-
-    def dsn() -> str:
-        asked.append(f"postgresql://relay@{LOOPBACK}:1/shop")
-        return asked[-1]
-
-    listener = CommitListener(dsn, log=log)
-    for seconds, lines in ((1000.0, 0), (0.0, 1)):
-        monkeypatch.setattr("outbox_relay.postgres.listener.FAILING_SECONDS", seconds)
-        asked.clear()
-
-        def tried() -> bool:
-            listener.begin_listening()
-            return len(asked) > 2
-
-        until(tried, seconds=20, what="it has failed twice")
-        assert len(log.warnings) == lines
-    assert "Connection refused" in str(log.warnings)
-    listener.close()

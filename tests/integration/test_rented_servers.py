@@ -5,18 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
-import struct
-import threading
-from collections.abc import Generator
-from contextlib import closing
 from pathlib import Path
 
 import psycopg
 import pytest
 
 from outbox_relay.postgres.migrations import migrate, rebase
-from tests.support.command import Ended, inside, outbox_relay
+from tests.support.command import Ended, inside
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit
 from tests.support.memory_sink import MemorySink
@@ -43,13 +38,26 @@ REFUSED = {
 CODES = ["XX000", "0A000"]
 """OpenSSL without MD5; "not supported"."""
 ASKED = re.compile(r"\b(?:md5|pg_current_wal\w*|pg_walfile\w*|pg_control_\w+|pg_stat_wal|pg_stat_get_wal)\b\s*\(?")
-OPTIONS_REFUSED = [
-    "unsupported startup parameter: options",
-    'unsupported startup parameter in options: "jit"',
-    "startup parameter options is not supported",
-]
-"""Refusals of startup options by other poolers."""
 RDS = "Feature not supported: RDS Proxy currently doesn\N{RIGHT SINGLE QUOTATION MARK}t support command-line options."
+
+
+def checked(database: Database, directory: Path) -> Ended:
+    """Run ``check --online``."""
+    with Receiver() as receiver:
+        file = directory / "relay.toml"
+        text = webhook_config(database.dsn, receiver, directory)
+        file.write_text(text.replace("[relay]", f'pooler = "transaction"\nlisten_dsn = "{database.dsn}"\n[relay]'))
+        for each in (file, directory / "secrets"):
+            each.chmod(0o600)
+        return inside("check", "--online", "-c", file)
+
+
+def answers(database: Database) -> bool:
+    """Return True if the server takes connections."""
+    try:
+        return query(database, "select 1") == [(1,)]
+    except psycopg.OperationalError:
+        return False
 
 
 def refuse(database: Database, code: str) -> None:
@@ -76,17 +84,6 @@ def relayed(database: Database) -> None:
     with running(database.dsn, (spec("s"), sink)) as harness:
         harness.owns_all()
         delivered(sink, emit(database, ["a", "b", None]))
-
-
-def checked(database: Database, directory: Path) -> Ended:
-    """Run ``check --online``."""
-    with Receiver() as receiver:
-        file = directory / "relay.toml"
-        text = webhook_config(database.dsn, receiver, directory)
-        file.write_text(text.replace("[relay]", f'pooler = "transaction"\nlisten_dsn = "{database.dsn}"\n[relay]'))
-        for each in (file, directory / "secrets"):
-            each.chmod(0o600)
-        return inside("check", "--online", "-c", file)
 
 
 @pytest.mark.parametrize("code", CODES)
@@ -142,69 +139,4 @@ def test_another_incarnation_is_noticed_where_the_server_refuses(own_postgres: P
 INCARNATION = "select outbox_internal.incarnation()"
 
 
-def answers(database: Database) -> bool:
-    """Return True if the server takes connections."""
-    try:
-        return query(database, "select 1") == [(1,)]
-    except psycopg.OperationalError:
-        return False
-
-
-def test_only_the_guarded_function_asks_what_may_be_refused() -> None:
-    """A parsed body, and what is compiled into a plan, is not seen by the tests that replace the functions."""
-    found = {
-        (file.relative_to(SOURCES).as_posix(), match.group())
-        for folder in ("schema", "outbox_relay")
-        for file in (SOURCES / folder).rglob("*")
-        if file.suffix in (".sql", ".py") and "workbench" not in file.parts
-        for match in ASKED.finditer(re.sub(r"--.*", "", file.read_text(encoding="utf-8")))
-    }
-    assert found == {
-        ("schema/functions/00_expressions.sql", "pg_control_system("),
-        (
-            "outbox_relay/postgres/sql/doctor_slots.sql",
-            "pg_current_wal_lsn(",
-        ),  # asked if there is a slot, which needs it
-    }
-
-
 # -- RDS Proxy ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(params=[RDS, *OPTIONS_REFUSED], ids=lambda said: said[:20])
-def proxy(request: pytest.FixtureRequest) -> Generator[tuple[int, str]]:
-    """Yield the port of a server that refuses each connection as RDS Proxy does one with settings in its startup."""
-    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
-        threading.Thread(target=_refuse, args=(listener, request.param), daemon=True).start()
-        yield listener.getsockname()[1], request.param
-
-
-def _refuse(listener: socket.socket, said: str) -> None:
-    fields = {"S": "FATAL", "V": "FATAL", "C": "0A000", "M": said}
-    body = b"".join(key.encode() + value.encode() + b"\0" for key, value in fields.items()) + b"\0"
-    while True:
-        try:
-            connection, _ = listener.accept()
-        except OSError:  # the test has ended
-            return
-        with connection:
-            while struct.unpack("!ii", connection.recv(8))[1] in (80877103, 80877104):  # TLS, GSS
-                connection.sendall(b"N")
-            connection.recv(8192)
-            connection.sendall(b"E" + struct.pack("!i", len(body) + 4) + body)
-
-
-@pytest.mark.parametrize("command", [("run",), ("check", "--online")], ids=lambda command: command[0])
-def test_a_proxy_that_refuses_settings_is_named_with_the_fix(
-    proxy: tuple[int, str], tmp_path: Path, command: tuple[str, ...]
-) -> None:
-    port, said = proxy
-    with Receiver() as receiver:
-        file = tmp_path / "relay.toml"
-        file.write_text(webhook_config(f"postgresql://u:p@127.0.0.1:{port}/shop", receiver, tmp_path))
-        for each in (file, tmp_path / "secrets"):
-            each.chmod(0o600)
-        ended = outbox_relay(*command, "-c", file)
-    assert ended.code == 2
-    assert said.partition(": ")[0] in ended.err
-    assert 'set database.pooler = "transaction"' in ended.err.replace("\\", "")

@@ -20,7 +20,6 @@ from outbox_relay.relay.retention import Retention
 from outbox_relay.retention.archiver import archiver_for
 from outbox_relay.settings.retention import RetentionSettings
 from tests.support.chores import doing
-from tests.support.command import inside
 from tests.support.database import Database
 from tests.support.days import (
     Connection,
@@ -134,20 +133,6 @@ def test_a_day_whose_check_always_takes_too_long_has_a_line(
     assert left(logs) == [(date_ago(12), "canceling statement due to statement timeout")]
 
 
-def test_status_says_that_no_relay_empties_days(database: Database, owner: Connection, relay: str) -> None:
-    with passes(database.dsn_as(relay), RetentionSettings(enabled=False, keep_days=5)):
-
-        def passed() -> bool:
-            return owner.execute("select epoch > 6 from outbox.retention").fetchone() == (True,)
-
-        def says_so() -> bool:  # not while a pass is under way
-            said = (inside("status", "--dsn", database.dsn)).out
-            return "no relay empties days, no pass yet: set [retention] enabled = true, or run" in said
-
-        until(passed, seconds=SECONDS, what="some passes")
-        until(says_so, seconds=SECONDS, what="status says so")
-
-
 def test_a_relay_that_does_no_passes_leaves_them_to_the_command(
     database: Database, owner: Connection, relay: str
 ) -> None:
@@ -163,11 +148,3 @@ def test_a_relay_that_does_no_passes_leaves_them_to_the_command(
         gone(owner, 12, 11)
     assert last is None, "a pass without steps is none"
     assert one(owner, "select outbox.retention_status() ->> 'last_pass'") is not None
-
-
-def test_two_relays_empty_each_day_once(database: Database, owner: Connection, relay: str) -> None:
-    settings = RetentionSettings(keep_days=5)
-    with passes(database.dsn_as(relay), settings), passes(database.dsn_as(relay), settings):
-        gone(owner, 12, 11)
-    assert owner.execute("select count(*), sum(events) from outbox.day").fetchall() == [(2, 6)]
-    assert owner.execute("select count(*) from outbox.audit where action = 'retention'").fetchone() == (2,)

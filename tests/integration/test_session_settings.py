@@ -13,7 +13,6 @@ from outbox_relay.postgres.session_settings import (
     CORRECTED_SETTINGS,
     NEWER_SETTINGS,
     SESSION_SETTINGS,
-    short_timeout,
 )
 from tests.support.database import Database
 from tests.support.deliveries import delivered, emit
@@ -132,21 +131,3 @@ def test_the_settings_of_a_connection_outrank_those_of_its_dsn_and_of_the_enviro
         assert found == wanted
         assert found["DateStyle"].startswith("ISO")
         assert found["transaction_timeout"] in ("0", None)
-
-
-@pytest.mark.parametrize(
-    ("sqlstate", "seconds", "found"),
-    [
-        ("57014", 0.02, ("statement_timeout", "shorter than 20 ms", "9s")),
-        ("57014", 9.0, None),
-        ("57P05", 30.0, ("idle_session_timeout", "shorter than 30000 ms", "0")),
-        ("25P04", 11.0, None),
-        ("40P01", 0.02, None),
-        (None, 0.02, None),
-    ],
-)
-def test_only_a_query_that_ended_before_every_accepted_timeout_shows_that_one_is_too_short(
-    sqlstate: str | None, seconds: float, found: tuple[str, str, str] | None
-) -> None:
-    """A database that is slow for a while also has its statements cancelled: the relay waits for it."""
-    assert short_timeout(sqlstate, seconds) == found

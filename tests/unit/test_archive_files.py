@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from outbox_relay.postgres.retention import DayEvent
-from outbox_relay.retention.files import Folder, remove
-from outbox_relay.retention.rows import encode
+from outbox_relay.retention.files import Folder, encode, remove
 from outbox_relay.retention.worker import Contents, NotVerified, Part, Task, verify
 
 FORMS = ["jsonl.zst", "parquet"]
@@ -89,15 +88,6 @@ def test_a_manifest_names_parts_and_says_whether_its_keys_are_complete(monkeypat
     contents.add_key("h3")
     found = contents.manifest(task)
     assert (found["key_hashes"], found["key_hashes_complete"]) == ([], False)
-
-
-def test_nothing_is_left_of_an_archive_that_was_removed(tmp_path: Path) -> None:
-    folder = Folder(str(tmp_path), "2026-10-01-a")
-    folder.write("manifest.json", b"{}")
-    assert folder.read("manifest.json") == b"{}"
-    remove(str(tmp_path), "2026-10-01-a")
-    remove(str(tmp_path), "2026-10-01-a")
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/etc"])
