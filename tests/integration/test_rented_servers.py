@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import re
-import signal
+import socket
+import struct
+import threading
+from collections.abc import Generator
+from contextlib import closing
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from outbox_relay.postgres.migrations import migrate, rebase
-from tests.support.command import Ended, inside
+from tests.support.command import Ended, inside, outbox_relay
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit
 from tests.support.memory_sink import MemorySink
-from tests.support.postgres import PostgresServer
 from tests.support.receiver import Receiver
 from tests.support.relay_config import webhook_config
-from tests.support.relay_harness import LOST, running, spec
-from tests.support.wait import until
+from tests.support.relay_harness import running, spec
 
-SOURCES = Path(__file__).parents[2]
 CONTROL = (
     "out pg_control_version integer, out catalog_version_no integer, out system_identifier bigint, "
     "out pg_control_last_modified timestamptz"
@@ -37,27 +35,13 @@ REFUSED = {
 """Signature → the head of the function that takes its place: what Aurora, Azure and servers in FIPS mode refuse."""
 CODES = ["XX000", "0A000"]
 """OpenSSL without MD5; "not supported"."""
-ASKED = re.compile(r"\b(?:md5|pg_current_wal\w*|pg_walfile\w*|pg_control_\w+|pg_stat_wal|pg_stat_get_wal)\b\s*\(?")
+OPTIONS_REFUSED = [
+    "unsupported startup parameter: options",
+    'unsupported startup parameter in options: "jit"',
+    "startup parameter options is not supported",
+]
+"""Refusals of startup options by other poolers."""
 RDS = "Feature not supported: RDS Proxy currently doesn\N{RIGHT SINGLE QUOTATION MARK}t support command-line options."
-
-
-def checked(database: Database, directory: Path) -> Ended:
-    """Run ``check --online``."""
-    with Receiver() as receiver:
-        file = directory / "relay.toml"
-        text = webhook_config(database.dsn, receiver, directory)
-        file.write_text(text.replace("[relay]", f'pooler = "transaction"\nlisten_dsn = "{database.dsn}"\n[relay]'))
-        for each in (file, directory / "secrets"):
-            each.chmod(0o600)
-        return inside("check", "--online", "-c", file)
-
-
-def answers(database: Database) -> bool:
-    """Return True if the server takes connections."""
-    try:
-        return query(database, "select 1") == [(1,)]
-    except psycopg.OperationalError:
-        return False
 
 
 def refuse(database: Database, code: str) -> None:
@@ -86,6 +70,17 @@ def relayed(database: Database) -> None:
         delivered(sink, emit(database, ["a", "b", None]))
 
 
+def checked(database: Database, directory: Path) -> Ended:
+    """Run ``check --online``."""
+    with Receiver() as receiver:
+        file = directory / "relay.toml"
+        text = webhook_config(database.dsn, receiver, directory)
+        file.write_text(text.replace("[relay]", f'pooler = "transaction"\nlisten_dsn = "{database.dsn}"\n[relay]'))
+        for each in (file, directory / "secrets"):
+            each.chmod(0o600)
+        return inside("check", "--online", "-c", file)
+
+
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("before", [True, False], ids=["before migrate", "after migrate"])
 def test_everything_works_where_the_server_refuses(
@@ -112,31 +107,43 @@ def test_everything_works_where_the_server_refuses(
     assert cluster(database) is None, "what is not told is not known"
 
 
-@pytest.mark.parametrize("crash", [False, True], ids=["restart", "crash of a backend"])
-def test_another_incarnation_is_noticed_where_the_server_refuses(own_postgres: PostgresServer, *, crash: bool) -> None:
-    """A pooler may hide both: the session notices by what is left, the start time and the mark."""
-    own_postgres.create_database("shop")
-    database = Database(own_postgres, "shop")
-    refuse(database, "55000")
-    migrate(database.dsn)
-    sink = MemorySink()
-    with running(database.dsn, (spec("s"), sink), expects=LOST) as harness:
-        harness.owns_all()
-        delivered(sink, emit(database, ["a", "b"]))
-        [(before,)] = query(database, INCARNATION)
-        if crash:
-            [(pid,)] = query(database, "select pg_backend_pid()")
-            os.kill(pid, signal.SIGKILL)
-        else:
-            own_postgres.restart("immediate")
-        until(lambda: answers(database), seconds=30, what="the server is up")
-        delivered(sink, emit(database, ["a", "b"]))
-        assert harness.ended, "the session has begun again"
-        assert query(database, INCARNATION) != [(before,)]
-        harness.settled()
-
-
-INCARNATION = "select outbox_internal.incarnation()"
-
-
 # -- RDS Proxy ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[RDS, *OPTIONS_REFUSED], ids=lambda said: said[:20])
+def proxy(request: pytest.FixtureRequest) -> Generator[tuple[int, str]]:
+    """Yield the port of a server that refuses each connection as RDS Proxy does one with settings in its startup."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        threading.Thread(target=_refuse, args=(listener, request.param), daemon=True).start()
+        yield listener.getsockname()[1], request.param
+
+
+def _refuse(listener: socket.socket, said: str) -> None:
+    fields = {"S": "FATAL", "V": "FATAL", "C": "0A000", "M": said}
+    body = b"".join(key.encode() + value.encode() + b"\0" for key, value in fields.items()) + b"\0"
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:  # the test has ended
+            return
+        with connection:
+            while struct.unpack("!ii", connection.recv(8))[1] in (80877103, 80877104):  # TLS, GSS
+                connection.sendall(b"N")
+            connection.recv(8192)
+            connection.sendall(b"E" + struct.pack("!i", len(body) + 4) + body)
+
+
+@pytest.mark.parametrize("command", [("run",), ("check", "--online")], ids=lambda command: command[0])
+def test_a_proxy_that_refuses_settings_is_named_with_the_fix(
+    proxy: tuple[int, str], tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    port, said = proxy
+    with Receiver() as receiver:
+        file = tmp_path / "relay.toml"
+        file.write_text(webhook_config(f"postgresql://u:p@127.0.0.1:{port}/shop", receiver, tmp_path))
+        for each in (file, tmp_path / "secrets"):
+            each.chmod(0o600)
+        ended = outbox_relay(*command, "-c", file)
+    assert ended.code == 2
+    assert said.partition(": ")[0] in ended.err
+    assert 'set database.pooler = "transaction"' in ended.err.replace("\\", "")
