@@ -6,11 +6,11 @@ import base64
 import json
 import os
 import re
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from outbox_relay.postgres.retention import DayEvent
@@ -25,6 +25,8 @@ GROUP_ROWS = 100_000
 """Rows of a row group. Readers are slow with small ones."""
 GROUP_BYTES = 128 << 20
 """Bytes in memory after which a row group is written with fewer rows."""
+Write: TypeAlias = Callable[[Sequence[DayEvent]], None]
+"""Appends events to an object."""
 COLUMNS = tuple(name for name in DayEvent._fields if name not in ("payload", "key_hash"))
 """Columns that are archived as they are, in addition to the payload."""
 
@@ -86,14 +88,6 @@ def holds_key(address: str, key_hash: str, configured: str) -> bool | None:
     return key_hash in manifest["key_hashes"]
 
 
-class Writer(Protocol):
-    """An object of an archive that is being written."""
-
-    def write(self, events: Sequence[DayEvent]) -> None:
-        """Append events."""
-        ...
-
-
 class Folder:
     """One folder of an archive, at ``name`` below ``address``: a directory, or a prefix of a bucket.
 
@@ -108,15 +102,15 @@ class Folder:
             self._fs.create_dir(self._path, recursive=True)
 
     @contextmanager
-    def writing(self, name: str, form: str) -> Generator[Writer]:
+    def writing(self, name: str, form: str) -> Generator[Write]:
         """Open an object for events during the block, after which it is durable."""
         with self._stream(name) as stream:
             if form == "parquet":
-                with _ParquetWriter(stream) as writer:
-                    yield writer
+                with _parquet(stream) as write:
+                    yield write
             else:
                 with _pyarrow("pyarrow").CompressedOutputStream(stream, "zstd") as compressed:
-                    yield _LineWriter(compressed)
+                    yield lambda events: compressed.write(b"".join(map(encode, events)))
         self._make_durable(name)
 
     def write(self, name: str, content: bytes) -> None:
@@ -158,45 +152,32 @@ class Folder:
                 os.close(descriptor)
 
 
-class _LineWriter:
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
+@contextmanager
+def _parquet(stream: Any) -> Generator[Write]:
+    """Write events as Parquet, in groups of rows that fit into memory."""
+    arrow = _pyarrow("pyarrow")
+    types = {"id": arrow.int64(), "shard": arrow.int16(), "priority": arrow.int16(), "payload": arrow.binary()}
+    schema = arrow.schema([(name, types.get(name, arrow.string())) for name in (*COLUMNS, "payload")])
+    writer = _pyarrow("pyarrow.parquet").ParquetWriter(stream, schema, compression="zstd", write_batch_size=PAGE_ROWS)
+    group: list[Any] = []
 
-    def write(self, events: Sequence[DayEvent]) -> None:
-        self._stream.write(b"".join(map(encode, events)))
+    def end_group() -> None:
+        if group:
+            table = arrow.concat_tables(group)
+            group.clear()
+            writer.write_table(table, row_group_size=len(table))
 
+    def write(events: Sequence[DayEvent]) -> None:
+        rows = [{name: getattr(event, name) for name in schema.names} for event in events]
+        group.append(arrow.Table.from_pylist(rows, schema=schema))
+        if sum(map(len, group)) >= GROUP_ROWS or sum(each.nbytes for each in group) >= GROUP_BYTES:
+            end_group()
 
-class _ParquetWriter:
-    def __init__(self, stream: Any) -> None:
-        self._arrow = arrow = _pyarrow("pyarrow")
-        types = {"id": arrow.int64(), "shard": arrow.int16(), "priority": arrow.int16(), "payload": arrow.binary()}
-        self._schema = arrow.schema([(name, types.get(name, arrow.string())) for name in (*COLUMNS, "payload")])
-        self._writer = _pyarrow("pyarrow.parquet").ParquetWriter(
-            stream, self._schema, compression="zstd", write_batch_size=PAGE_ROWS
-        )
-        self._group: list[Any] = []
-
-    def __enter__(self) -> _ParquetWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            self._end_group()
-        finally:
-            self._writer.close()
-
-    def write(self, events: Sequence[DayEvent]) -> None:
-        rows = [{name: getattr(event, name) for name in self._schema.names} for event in events]
-        self._group.append(self._arrow.Table.from_pylist(rows, schema=self._schema))
-        rows_of_it, bytes_of_it = sum(map(len, self._group)), sum(each.nbytes for each in self._group)
-        if rows_of_it >= GROUP_ROWS or bytes_of_it >= GROUP_BYTES:
-            self._end_group()
-
-    def _end_group(self) -> None:
-        if self._group:
-            table = self._arrow.concat_tables(self._group)
-            self._group = []
-            self._writer.write_table(table, row_group_size=len(table))
+    try:
+        yield write
+        end_group()
+    finally:
+        writer.close()
 
 
 def _event(row: dict[str, Any]) -> DayEvent:

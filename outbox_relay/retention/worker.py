@@ -168,9 +168,9 @@ def _write_parts(task: Task, folder: Folder, store: Store) -> Contents:
     while chunk:
         part = Part(f"part-{len(contents.parts):05}.{task.form}")
         hashed = hashlib.sha256()
-        with folder.writing(part.name, task.form) as writer:
+        with folder.writing(part.name, task.form) as write:
             while chunk and part.events < PART_EVENTS and part.bytes < PART_BYTES:
-                writer.write(chunk)
+                write(chunk)
                 _count(chunk, part, hashed, contents)
                 chunk = next(chunks, None)
         part.sha256 = hashed.hexdigest()

@@ -36,17 +36,17 @@ ODD = [
 @pytest.mark.parametrize("form", FORMS)
 def test_every_column_comes_back(tmp_path: Path, form: str) -> None:
     folder = Folder(str(tmp_path), "2026-10-01-a")
-    with folder.writing("part", form) as writer:
-        writer.write(ODD[:4])
-        writer.write(ODD[4:])
+    with folder.writing("part", form) as write:
+        write(ODD[:4])
+        write(ODD[4:])
     assert list(folder.events("part", form)) == [event._replace(key_hash=None) for event in ODD]
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_part_that_is_not_what_was_written_is_found(tmp_path: Path, form: str) -> None:
     folder = Folder(str(tmp_path), "2026-10-01-a")
-    with folder.writing("part", form) as writer:
-        writer.write(ODD)
+    with folder.writing("part", form) as write:
+        write(ODD)
     hashed = hashlib.sha256(b"".join(map(encode, ODD))).hexdigest()
     verify(folder, Part("part", events=len(ODD), sha256=hashed), form)
     for wrong in (Part("part", events=len(ODD) - 1, sha256=hashed), Part("part", events=len(ODD), sha256="0")):
@@ -68,8 +68,8 @@ def test_objects_and_the_folders_above_them_are_on_the_disk(
 
     monkeypatch.setattr("outbox_relay.retention.files.os.fsync", note)
     folder = Folder(str(tmp_path), "2026-10-01-a")
-    with folder.writing("part", form) as writer:
-        writer.write(ODD)
+    with folder.writing("part", form) as write:
+        write(ODD)
     folder.write("manifest.json", b"{}")
     place = tmp_path / "2026-10-01-a"
     assert synced.keys() == {str(path) for path in (place / "part", place / "manifest.json", place, tmp_path)}

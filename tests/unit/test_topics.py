@@ -45,10 +45,8 @@ def test_every_topic_is_legal_or_refused(text: str, event_type: str, key: str | 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("shop.{typ}", "position 6: unknown field {typ}; did you mean {type}?"),
-        ("{Key}", "position 1: unknown field {Key}; did you mean {key}?"),
-        ("{ type }", "position 1: unknown field { type }; did you mean {type}?"),
-        ("{header.tenant}", "position 1: unknown field {header.tenant}; did you mean {headers.tenant}?"),
+        ("shop.{typ}", "position 6: unknown field {typ}; fields are {type}, {key} and {headers.NAME}"),
+        ("{header.tenant}", "position 1: unknown field {header.tenant}; fields are {type}, {key} and {headers.NAME}"),
         ("a{zzz}", "position 2: unknown field {zzz}; fields are {type}, {key} and {headers.NAME}"),
         ("a{}", "position 2: unknown field {}; fields are {type}, {key} and {headers.NAME}"),
         ("a{headers.}", "position 2: unknown field {headers.}; fields are {type}, {key} and {headers.NAME}"),
@@ -56,7 +54,7 @@ def test_every_topic_is_legal_or_refused(text: str, event_type: str, key: str | 
         ("shop.{type", "position 6: a lone '{'"),
         ("shop.type}", "position 10: a lone '}'"),
         ("{a{type}", "position 1: a lone '{'"),
-        ("{{type}}", "position 1: a topic name cannot contain a brace"),
+        ("{{type}}", "position 1: a lone '{'"),
         ("shop type", "position 5: a topic name cannot contain ' '"),
         ("{type}/x", "position 7: a topic name cannot contain '/'"),
         ("übung", "position 1: a topic name cannot contain 'ü'"),
