@@ -346,8 +346,7 @@ $$;
 -- Read a filter: an object with any of sink, type (a pattern with "*"), key, tenant, error (a part of it, in any case), kind,
 -- status, since and until (when the event was emitted: from, and before), as_of, uids and states. All that is given must hold.
 -- Times are those of outbox_internal.past_time, and ages count from `at`. Without `states` dead ones
--- are meant. `kind` is that of an error without a status (see outbox_internal.error_kind); `tenant` is of events that are still
--- in the log. With `as_of`, ages count from this time, and rows that came, died or failed later are not meant: an action that
+-- are meant. `kind` is that of an error without a status (see outbox_internal.error_kind). With `as_of`, ages count from this time, and rows that came, died or failed later are not meant: an action that
 -- gets it does not go beyond what was counted then.
 create or replace function outbox_internal.read_filter(filter jsonb, at timestamptz) returns outbox.delivery_filter
 language plpgsql stable

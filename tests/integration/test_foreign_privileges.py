@@ -12,7 +12,7 @@ from outbox_relay import outbox
 from outbox_relay.domain.errors import DatabaseUnusable
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.postgres.schema import SCHEMA_FOLDER, script
-from outbox_relay.postgres.session_settings import CORRECTED_SETTINGS, NEWER_SETTINGS, SESSION_SETTINGS
+from outbox_relay.postgres.session_settings import CHECKED_SETTINGS, SESSION_SETTINGS
 from outbox_relay.postgres.store import Store
 from tests.support.database import Database
 from tests.support.postgres import PostgresServer
@@ -248,16 +248,16 @@ REGISTER = """select outbox_internal.register_sinks('[{"name": "s", "patterns": 
 def test_a_relays_role_gets_the_settings_that_a_pooler_cannot_carry(database: Database) -> None:
     with new_role(database, "relay") as relay, database.connect(autocommit=True) as admin:
         admin.execute(f"alter role {relay} set timezone = 'Asia/Tokyo'".encode())
-        admin.execute(f"alter role {relay} in database {database.name} set bytea_output = 'escape'".encode())
+        admin.execute(f"alter role {relay} in database {database.name} set row_security = 'on'".encode())
         admin.execute(f"alter database {database.name} set default_transaction_isolation = 'serializable'".encode())
         assert migrate(database.dsn, grant_relay=[relay]).notes == ()
         found = migrate(database.dsn, role_settings=True)
         [note] = found.notes
         assert note.startswith(f'set for role "{relay}" in this database, where something else stood before (')
-        for before in ("TimeZone = 'Asia/Tokyo'", "bytea_output = 'escape'", "isolation = 'serializable'"):
+        for before in ("TimeZone = 'Asia/Tokyo'", "row_security = 'on'", "isolation = 'serializable'"):
             assert before in note.partition("): ")[0]
         with database.connect(user=relay) as conn:
-            for name, value in (("timezone", "UTC"), ("bytea_output", "hex"), ("search_path", "pg_catalog"),
+            for name, value in (("timezone", "UTC"), ("row_security", "off"), ("search_path", "pg_catalog"),
                                 ("transaction_isolation", "read committed")):  # fmt: skip
                 assert conn.execute(f"show {name}".encode()).fetchone() == (value,)
         assert migrate(database.dsn, role_settings=True).notes == ()
@@ -266,8 +266,7 @@ def test_a_relays_role_gets_the_settings_that_a_pooler_cannot_carry(database: Da
 def test_the_settings_are_those_of_the_relay() -> None:
     text = (SCHEMA_FOLDER / "role_settings.sql").read_text(encoding="utf-8")
     listed = dict(re.findall(r"\['(\w+)', '([^']*)'\]", text))
-    newer = {name: value for name, (_, value) in NEWER_SETTINGS.items()}
-    assert listed == {**SESSION_SETTINGS, **CORRECTED_SETTINGS, **newer}
+    assert listed == {**SESSION_SETTINGS, **CHECKED_SETTINGS}
 
 
 # -- encodings ------------------------------------------------------------------------------------------------------
