@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from outbox_relay.domain.errors import StatementFailed
 from outbox_relay.domain.event import SHARDS
 from outbox_relay.domain.sink_limits import TokenBucket, in_flight_share
-from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.domain.troubles import Troubles
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.sink_leases import SinkLeases
+from outbox_relay.relay.sink_spec import SinkSpec
 
 NO_LIMIT = 1 << 31
 COUNT_SECONDS = 1.0
@@ -164,7 +164,7 @@ class RateShare:
 
 
 class RowBound:
-    """The bound of the rows of a sink that are to be delivered: ``parked_max``, or ``rows_max`` of a queue.
+    """The bound of the rows of a sink that are to be delivered: ``pending_max``.
 
     It is counted in the database, the more seldom the longer that takes. Between two counts the rows that this relay
     makes, and those of a queue that it delivers, count for those of all relays, by its part of the shards.
@@ -180,7 +180,7 @@ class RowBound:
         self._leases = leases
         self._unsettled = unsettled
         self._now = now
-        self._most = spec.rows_max if spec.queued else spec.parked_max
+        self._most = spec.settings.pending_max
         self._troubles = Troubles()
         self._troubled_at = NEVER_BEFORE
         self._count = 0
@@ -211,8 +211,7 @@ class RowBound:
     def notice(self) -> str | None:
         """The trouble, or the full bound, as it is shown to people."""
         if self.full and self._is_counted:
-            name = "rows_max" if self._spec.queued else "parked_max"
-            text = f"{self._most} events wait as rows, and no more than that may ({name}): the sink waits for them"
+            text = f"{self._most} events wait as rows, and no more than that may (pending_max): the sink waits for them"
             behind = "; those behind a dead letter wait until it is retried or discarded" if self._spec.hold else ""
             return f"{self._troubles.text}; {text}" if self._troubles else text + behind
         return self._troubles.text or (f"events do not become rows: {self._failure}" if self._failure else None)

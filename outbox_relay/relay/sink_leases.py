@@ -17,10 +17,11 @@ from typing import NamedTuple
 from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.event import SHARDS
+from outbox_relay.domain.routing import SinkRoutes
 from outbox_relay.domain.sink_limits import NO_LIMITS, SinkLimits
-from outbox_relay.domain.sink_spec import SinkRoutes, SinkSpec
 from outbox_relay.postgres.rows import SinkRow, TickResult
 from outbox_relay.postgres.store import Store
+from outbox_relay.relay.sink_spec import SinkSpec
 
 UNSERVED_RENEWALS = 4
 """Number of consecutive renewals, a third of a lease apart, that must find no relay serving a superseded sink."""
@@ -402,7 +403,7 @@ class SinkRegistration:
             return self.register(spec, log)
         if not leases.superseded or leases.held:
             return False
-        differs = tuple(leases.row.patterns) != tuple(spec.patterns) or leases.row.claim != spec.claim
+        differs = tuple(leases.row.patterns) != tuple(spec.patterns) or leases.row.claim != spec.settings.claim
         if differs and not leases.abandoned:
             return False
         result = self._store.tick()

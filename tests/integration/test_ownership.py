@@ -12,7 +12,7 @@ from outbox_relay.domain.errors import StatementFailed
 from outbox_relay.domain.event import SHARDS, StoredEvent
 from outbox_relay.domain.outcomes import Failed, Verdict
 from outbox_relay.domain.retry import RetryPolicy
-from outbox_relay.domain.sink_spec import SinkRoutes
+from outbox_relay.domain.routing import SinkRoutes
 from outbox_relay.domain.window import BEGINNING, Position
 from outbox_relay.postgres.database import statements
 from outbox_relay.postgres.rows import DeliveredRow, RowUpdate
@@ -144,8 +144,8 @@ def test_a_number_that_is_given_out_again_after_a_restore_is_no_generation_of_th
 ) -> None:
     """A restore takes the newest registration back, and the next one of other relays gets its number."""
     old, new = MemorySink(), MemorySink()
-    narrow = spec("s", patterns=("a",), types=("a",))
-    wide = spec("s", patterns=("a", "b"), types=("a", "b"))
+    narrow = spec("s", patterns=("a",))
+    wide = spec("s", patterns=("a", "b"))
     with running(database.dsn, (narrow, old), lease_seconds=SHORT_LEASE) as before:
         with database.connect() as connection:
             connection.execute("select outbox.emit('a', '0', key => 'k')")
@@ -244,7 +244,7 @@ def test_a_tick_tells_of_other_patterns_before_a_window_passes_their_events(data
     A restored database has an older generation. Goes red, too, when the first answer is only doubted.
     """
     old, new = MemorySink(), MemorySink()
-    narrow, wide = spec("s", patterns=("a",), types=("a",)), spec("s", patterns=("a", "b"), types=("a", "b"))
+    narrow, wide = spec("s", patterns=("a",)), spec("s", patterns=("a", "b"))
     with running(database.dsn, (narrow, old)) as before:
         query(database, "select outbox.emit('a', '0', key => 'k')")
         until(lambda: len(old.delivered) == 1, seconds=20, what="the older relay delivers")

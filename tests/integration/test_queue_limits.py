@@ -17,9 +17,9 @@ from outbox_relay.domain.errors import DatabaseUnavailable
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Verdict
 from outbox_relay.domain.retry import RetryPolicy
-from outbox_relay.domain.sink_limits import SinkLimits, spread_of
-from outbox_relay.domain.sink_spec import SinkSpec
+from outbox_relay.domain.sink_limits import spread_of
 from outbox_relay.relay.keeper import Keeper
+from outbox_relay.relay.sink_spec import SinkSpec
 from outbox_relay.service.sinks import ServedSinks
 from outbox_relay.service.supervisor import Supervisor
 from tests.support.database import Database, query
@@ -39,7 +39,7 @@ def limited(
     claim: str = "rows", *, retry: RetryPolicy = RETRY, circuit: CircuitPolicy = CIRCUIT, **limits: Any
 ) -> SinkSpec:
     """Return the sink ``s`` with limits."""
-    return spec("s", claim=claim, ordered=False, retry=retry, circuit=circuit, limits=SinkLimits(**limits))
+    return spec("s", claim=claim, order="none", retry=retry, circuit=circuit, **limits)
 
 
 def emit(database: Database, events: int, key: str = "n::text") -> None:

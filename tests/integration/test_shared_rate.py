@@ -27,7 +27,7 @@ def emit(database: Database, events: int) -> None:
 
 def limited(rate: float = RATE, **changes: Any) -> Any:
     """Return the specification of a sink with a rate."""
-    return spec("s", limits=SinkLimits(rate), **changes)
+    return spec("s", rate_per_second=rate, **changes)
 
 
 # -- one relay and several --------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from outbox_relay.admin.status import status
-from outbox_relay.domain.sink_limits import SinkLimits, spread_of
+from outbox_relay.domain.sink_limits import spread_of
 from tests.support.database import Database, query
 from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import running, spec
@@ -25,7 +25,7 @@ def emit(database: Database, events: int, after: str = "1 hour") -> tuple[list[U
 
 def spread(seconds: float = SPREAD, **values: Any) -> Any:
     """Return the specification of a sink that spreads scheduled events."""
-    return spec("s", limits=SinkLimits(spread_seconds=seconds), **values)
+    return spec("s", spread_seconds=seconds, **values)
 
 
 def due(database: Database, sink: str = "s") -> dict[UUID, datetime]:
@@ -45,7 +45,7 @@ def test_each_sink_spreads_as_it_is_configured_and_the_same_event_always_to_the_
 ) -> None:
     """Goes red when rows that wait for their part of the time count as parked: the sink stops at ten."""
     plain = MemorySink()
-    sinks = [(spread(parked_max=10), MemorySink()), (spec("other"), plain)]
+    sinks = [(spread(pending_max=10), MemorySink()), (spec("other"), plain)]
     with running(database.dsn, *sinks) as harness:
         harness.owns_all()
         uids, at = emit(database, 200, "0.5 seconds")
