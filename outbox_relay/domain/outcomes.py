@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
+
+from annotated_types import Ge, Gt, Le
 
 LAST_ERROR_CHARS = 500
 """Longest reason stored with a delivery."""
@@ -142,15 +144,19 @@ DONE = Done()
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """A limit of attempts, and the exponential backoff with jitter between them.
+    """The table ``retry`` of a sink: the delays before a failed event is tried again.
 
     The delay is ``base_seconds``·2ⁿ up to ``max_seconds``, ± the fraction ``jitter``.
     """
 
-    attempts: int = 30
-    base_seconds: float = 1.0
-    max_seconds: float = 3600.0
-    jitter: float = 0.2
+    attempts: Annotated[int, Ge(1), Le(10_000)] = 30
+    """Attempts before an event is dead, 1 to 10000."""
+    base_seconds: Annotated[float, Gt(0), Le(86_400)] = 1.0
+    """Delay after the first failure, doubled after each further one, in seconds, above 0 and at most 86400."""
+    max_seconds: Annotated[float, Gt(0), Le(604_800)] = 3600.0
+    """Longest delay, also one that a destination asks for, in seconds, base_seconds to 604800."""
+    jitter: Annotated[float, Ge(0), Le(1)] = 0.2
+    """Part of a delay by which it is made shorter or longer at random, 0 to 1."""
 
     def delay_seconds(self, attempts: int, noise: float) -> float:
         """Return the delay after failure number ``attempts``, counted from 1.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from outbox_relay.domain.errors import PositionsMissing
-from outbox_relay.domain.sink_spec import SinkRoutes
+from outbox_relay.domain.routing import SinkRoutes
 from outbox_relay.domain.window import Position
 from outbox_relay.postgres.database import Database
 from outbox_relay.postgres.parameters import PositionColumns, array_text

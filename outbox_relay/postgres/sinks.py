@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from outbox_relay.domain.sink_spec import SinkLimits
+from outbox_relay.domain.sink_limits import SinkLimits
 from outbox_relay.domain.window import Tick
 from outbox_relay.postgres.database import Database
 

@@ -17,7 +17,7 @@ from structlog.stdlib import BoundLogger
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.files import is_stream, read_file
 from outbox_relay.domain.log_events import RateLimitedLog
-from outbox_relay.domain.sink_spec import SinkSpec
+from outbox_relay.relay.sink_spec import SinkSpec
 from outbox_relay.service.clients import Clients, build_specs
 from outbox_relay.service.logs import reason
 from outbox_relay.service.recorded_config import RecordedConfig

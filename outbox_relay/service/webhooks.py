@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import ssl
 from collections.abc import Callable, Collection, Iterator
 
@@ -43,7 +42,7 @@ class Webhooks:
             policy=ResponsePolicy(
                 frozenset(settings.accepted_statuses),
                 frozenset(settings.permanent_statuses),
-                settings.retry_after_max_seconds,
+                settings.retry.max_seconds,
             ),
             timeout_seconds=settings.timeout_seconds,
             max_in_flight=slots or settings.max_in_flight,
@@ -88,6 +87,6 @@ def _load(tls: Tls, settings: Settings, name: str) -> ssl.SSLContext:
 
 def _credentials(settings: Settings, name: str, sink: WebhookSettings) -> Credentials:
     try:
-        return Credentials(sink.signing_keys(), sink.request_headers(os.environ), sink.proxy_authorization())
+        return Credentials(sink.signing_keys(), sink.request_headers(), sink.proxy_authorization())
     except ConfigurationError as error:
         raise ConfigurationError(settings.at(("sinks", name), str(error))) from None

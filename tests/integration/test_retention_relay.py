@@ -10,15 +10,13 @@ from uuid import uuid4
 
 import pytest
 import structlog
+from outbox_relay.settings.model import RetentionSettings
 from structlog.testing import capture_logs
 
-from outbox_relay.domain.errors import StatementFailed
-from outbox_relay.postgres.retention import DayCheck
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.chores import Chore
 from outbox_relay.relay.retention import Retention
 from outbox_relay.retention.archiver import archiver_for
-from outbox_relay.settings.retention import RetentionSettings
 from tests.support.chores import doing
 from tests.support.database import Database
 from tests.support.days import (
@@ -112,25 +110,6 @@ def test_what_keeps_a_day_is_logged_once(database: Database, owner: Connection, 
 def left(logs: list[Any]) -> list[tuple[str, str]]:
     """Return the days that were left, with the reason, as the log has them."""
     return [(line["day"], line["reason"]) for line in logs if line["event"] == "retention.left"]
-
-
-@pytest.mark.usefixtures("owner")
-def test_a_day_whose_check_always_takes_too_long_has_a_line(
-    database: Database, relay: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inner, calls = Store.check_day, 0
-
-    def late(self: Store, day: str, lease: int | None) -> DayCheck:
-        nonlocal calls
-        if day == date_ago(12):
-            calls += 1
-            raise StatementFailed("canceling statement due to statement timeout", "57014")
-        return inner(self, day, lease)
-
-    monkeypatch.setattr(Store, "check_day", late)
-    with capture_logs() as logs, passes(database.dsn_as(relay), RetentionSettings(keep_days=5)):
-        until(lambda: calls >= 5, seconds=SECONDS, what="some checks")
-    assert left(logs) == [(date_ago(12), "canceling statement due to statement timeout")]
 
 
 def test_a_relay_that_does_no_passes_leaves_them_to_the_command(

@@ -73,11 +73,11 @@ def test_secrets_and_headers_are_read_again_at_sighup_and_what_is_missing_change
     with relay_of(database, receiver, tmp_path) as relay:
         emit_payload(database, "1", "a")
         until(lambda: len(receiver.requests) == 1, seconds=30, what="the first event arrives")
-        (tmp_path / "secrets").write_text(f"{OTHER}\nwhsec_{TOKEN}\n")
+        (tmp_path / "secrets").write_text(f"whsec_{TOKEN}\n")
         (tmp_path / "tenant").write_text("two")
         relay.send(signal.SIGHUP)
         until(lambda: "nothing has changed" in relay.log.read_text(), seconds=20, what="the bad file is refused")
-        assert f"sinks.crm: secrets_file {tmp_path}/secrets: line 2: is not standard base64" in relay.log.read_text()
+        assert f"sinks.crm: secrets[0]: {tmp_path}/secrets: is not standard base64" in relay.log.read_text()
         emit_payload(database, "2", "a")
         until(lambda: len(receiver.requests) == 2, seconds=30, what="the second event arrives as before")
         receiver.secrets = (OTHER,)
@@ -139,7 +139,7 @@ def reload(relay: RelayService) -> None:
 @pytest.mark.parametrize(
     ("missing", "said"),
     [
-        ("secrets", "secrets_file DIR/secrets: No such file or directory"),
+        ("secrets", "secrets[0]: DIR/secrets: No such file or directory"),
         ("tenant", "headers.x-tenant: DIR/tenant: No such file or directory"),
         ("CRM_TOKEN", "headers.authorization: the variable CRM_TOKEN is not set"),
     ],

@@ -17,7 +17,7 @@ from uuid import UUID
 
 from outbox_relay.domain.errors import IncarnationChanged, LeaseLost
 from outbox_relay.domain.event import UNREAD, StoredEvent
-from outbox_relay.domain.sink_spec import NO_LIMITS, SinkLimits
+from outbox_relay.domain.sink_limits import NO_LIMITS, SinkLimits
 from outbox_relay.domain.window import Position, Tick, WindowSlice
 from outbox_relay.postgres.log import Look, TickResult, WindowRead, WindowRequest
 from outbox_relay.postgres.rows import ClaimedRow, DeliveredRow, NewRow, ParkedWindow, QueueClaim, RowPlace, RowUpdate

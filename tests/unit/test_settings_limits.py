@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from outbox_relay.domain.errors import ConfigurationError
-from outbox_relay.domain.sink_spec import NO_LIMITS, SinkLimits
+from outbox_relay.domain.sink_limits import NO_LIMITS, SinkLimits
 from outbox_relay.service.clients import build_specs
 from outbox_relay.settings import Settings, load
 

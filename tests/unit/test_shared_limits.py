@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from outbox_relay.domain.event import SHARDS
-from outbox_relay.domain.sink_spec import SinkLimits, in_flight_share
+from outbox_relay.domain.sink_limits import SinkLimits, in_flight_share
 from outbox_relay.relay.keeper import fair_quota
 from outbox_relay.relay.limits import NO_LIMIT, WAIT_SECONDS, RateShare
 from outbox_relay.relay.sink_leases import Lease, SinkLeases

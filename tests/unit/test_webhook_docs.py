@@ -16,7 +16,6 @@ from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Unavailable
 from outbox_relay.formats.signatures import parse_key
 from outbox_relay.settings import load, warnings
-from outbox_relay.settings.secrets import read_secrets
 from outbox_relay.sinks.webhook.request import Credentials, Request, RequestFormat, make_request
 from outbox_relay.sinks.webhook.results import NoResponse, Response, ResponsePolicy, verdict
 
@@ -88,12 +87,6 @@ def test_settings_of_the_page_load(tmp_path: Path, text: str) -> None:
     path = tmp_path / "relay.toml"
     path.write_text(text)
     assert warnings(load(path, {})) == []
-
-
-def test_file_of_secrets_of_the_page_can_be_read(tmp_path: Path) -> None:
-    [text] = snippets("text")
-    (tmp_path / "secrets").write_text(text)
-    assert [secret.until for secret in read_secrets(tmp_path / "secrets")] == [None, datetime(2027, 1, 1, tzinfo=UTC)]
 
 
 def rows(heading: str) -> list[list[str]]:

@@ -185,7 +185,7 @@ class Connector:
         except OSError:
             raise NotConnected("proxy_error", "the connection to the proxy was reset") from None
         if not 200 <= response.status <= 299:
-            advice = ": it wants proxy_authorization_file" if response.status == 407 else ""
+            advice = ": it wants a user and a password in proxy" if response.status == 407 else ""
             raise NotConnected("proxy_error", f"the proxy answered {status_text(response.status)}{advice}")
         if source.buffer:  # the destination has been told nothing yet
             raise NotConnected("proxy_error", "the proxy's response is no answer to CONNECT: more follows it")
