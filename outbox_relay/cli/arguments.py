@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from outbox_relay.domain.moment import read_due, read_moment
+from outbox_relay.domain.times import read_due, read_moment
 
 PAYLOAD_LEAST, PAYLOAD_BYTES = 1 << 10, 64 << 20
 """Smallest and largest payload ceiling, in bytes."""

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.errors import DatabaseUnavailable, RelayError
-from outbox_relay.domain.rate_limited_log import RateLimitedLog
+from outbox_relay.domain.log_events import RateLimitedLog
 from outbox_relay.domain.routing import like_patterns
 from outbox_relay.postgres.store import Store
 

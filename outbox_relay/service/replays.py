@@ -14,8 +14,8 @@ from typing import NamedTuple
 from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.errors import ConfigurationError, RelayError, StatementFailed
-from outbox_relay.domain.rate_limited_log import RateLimitedLog
-from outbox_relay.postgres.replay_statements import ReplayRow
+from outbox_relay.domain.log_events import RateLimitedLog
+from outbox_relay.postgres.replays import ReplayRow
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.keeper import Keeper
 from outbox_relay.relay.sink_spec import ReplaySpec, SinkSpec

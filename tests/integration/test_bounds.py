@@ -12,8 +12,7 @@ from outbox_relay.admin import status
 from outbox_relay.domain.circuit import CircuitPolicy
 from outbox_relay.domain.errors import StatementFailed
 from outbox_relay.domain.event import SHARDS, StoredEvent
-from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Unavailable, Verdict
-from outbox_relay.domain.retry import RetryPolicy
+from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, RetryPolicy, Unavailable, Verdict
 from outbox_relay.postgres.rows import ClaimedRow, NewRow
 from tests.support.database import Database, query
 from tests.support.deliveries import add_waiting, delivered, emit, has, ids, in_order

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from psycopg.types.json import Jsonb
 
-from outbox_relay.domain.lease_clock import lease_clock
+from outbox_relay.domain.times import lease_clock
 from outbox_relay.relay.measures import RelayMeasures, SinkMeasures
 from outbox_relay.service.history import History
 from outbox_relay.service.metrics import SinkStates, register
