@@ -86,8 +86,8 @@ demo: $(READY) ## show database, broker, receiver, shop and two relays on this m
 	$(BIN)/outbox-relay demo --ui </dev/null
 
 proof: $(READY) kafka ## deliver 200,000 events to Kafka, then 20,000 to Kafka and a webhook, under faults; prints counts
-	OUTBOX_TEST_EVENTS=200000 $(BIN)/python -m pytest -s tests/integration/test_main_job.py
-	OUTBOX_TEST_BOTH_EVENTS=20000 $(BIN)/python -m pytest -s tests/integration/test_both_sinks.py
+	OUTBOX_TEST_EVENTS=200000 $(BIN)/python -m pytest -s -m 'slow or not slow' tests/integration/test_main_job.py
+	OUTBOX_TEST_BOTH_EVENTS=20000 $(BIN)/python -m pytest -s -m 'slow or not slow' tests/integration/test_both_sinks.py
 
 kafka-proof: $(READY) kafka ## restart and freeze brokers under load and count records; half an hour
 	$(BIN)/python -m tests.bench.rolling

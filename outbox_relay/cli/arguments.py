@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import TypeVar
 from uuid import UUID
 
-from outbox_relay.domain.moment import read_due, read_moment
+from outbox_relay.domain.times import read_due, read_moment
 
 T = TypeVar("T")
 PAYLOAD_LEAST, PAYLOAD_BYTES = 1 << 10, 64 << 20

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, SecretBytes, SecretStr
 
+from outbox_relay.domain.redaction import holds_secret
 from outbox_relay.domain.routing import Routes
-from outbox_relay.domain.secret_names import holds_secret
 from outbox_relay.fields import Secret, entries
 from outbox_relay.settings.model import Settings
 from outbox_relay.settings.problems import SettingPath, dotted

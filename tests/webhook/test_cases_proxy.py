@@ -68,7 +68,7 @@ REFUSALS: dict[str, tuple[bytes | None, str]] = {
     "a redirect": (head(302, [("location", "http://canary/")]), "answered 302 Found"),
     "no HTTP": (b"canary\r\n\r\n", "no answer to CONNECT"),
     "something behind its answer": (GOOD + b"canary", "no answer to CONNECT"),
-    "nothing": (None, "closed the connection"),
+    "nothing": (None, "the connection was closed"),
     "a head without end": (b"HTTP/1.1 200 OK\r\nx: " + b"y" * HEAD_BYTES, "head longer than"),
     "silence": (b"", "is not reached"),
 }
