@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from outbox_relay.domain.errors import ConfigurationError
+from outbox_relay.fields import read_text
 from outbox_relay.settings import KafkaSettings
 from outbox_relay.sinks.kafka import KafkaSink, RecordFormat, TopicCreation
-from outbox_relay.sinks.kafka.schemas import EventSchemas, SubjectNaming
 from outbox_relay.sinks.kafka.settings import TokenProvider
+
+if TYPE_CHECKING:
+    from outbox_relay.sinks.kafka.schemas import EventSchemas
 
 STALL_MIN_SECONDS = 3.0
 """Minimum silence of a broker that counts as a stall; with a longer lease, a third of that."""
@@ -21,7 +28,7 @@ def kafka_sink(name: str, settings: KafkaSettings, lease_seconds: float, replay:
         max(STALL_MIN_SECONDS, lease_seconds / 3),
         record_format=_record_format(settings, replay),
         creation=_topic_creation(settings),
-        files=settings.producer_files,
+        secrets={name: partial(_read, path) for name, path in settings.producer_files.items()},
         hold_keys=replay is None and settings.when_dead == "hold" and settings.order == "key",
         topics=settings.topics,
         delivery_details=settings.record_attempts == "all",
@@ -41,31 +48,28 @@ def _token_provider(name: str, settings: KafkaSettings) -> TokenProvider | None:
 def _event_schemas(name: str, settings: KafkaSettings) -> EventSchemas | None:
     """Return the schemas of a sink with a registry, or None. Raises ``ConfigurationError`` without its packages."""
     registry, topic = settings.registry, settings.topic_template()
-    if not registry.url or registry.format is None:
+    if not registry.url:
         return None
     try:
-        from outbox_relay.sinks.kafka.registry import RegistryOptions, SchemaRegistry
-
-        options = RegistryOptions(
-            registry.url,
-            registry.format,
-            registry.auto_register,
-            registry.schema_files,
-            registry.username,
-            None if registry.password is None else registry.password.get_secret_value(),
-            registry.password_file,
-            registry.ca_file,
-            registry.client_certificate,
-            registry.client_key,
-            registry.timeout_seconds,
-        )
-        source = SchemaRegistry(options)
+        from outbox_relay.sinks.kafka.schemas import EventSchemas
     except ImportError:
         needs = "needs pip install 'outbox-relay[registry]'"
         raise ConfigurationError(f"sinks.{name}.registry: {needs}") from None
-    only = f"{settings.topic}-value" if registry.subject_name_strategy == "topic" and not topic.fields else None
-    naming = SubjectNaming(registry.subject_name_strategy, registry.records)
-    return EventSchemas(naming, source, registry.cache_seconds, registry.missing_seconds, only=only)
+
+    def password() -> str:
+        if registry.password_file is not None:
+            return _read(registry.password_file)
+        return "" if registry.password is None else registry.password.get_secret_value()
+
+    return EventSchemas(registry, None if topic.fields else settings.topic, password)
+
+
+def _read(path: Path) -> str:
+    """Return the secret in a file. Raises ValueError with the reason why there is none."""
+    try:
+        return read_text(path).removesuffix("\n").removesuffix("\r")
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def _record_format(settings: KafkaSettings, replay: int | None) -> RecordFormat:

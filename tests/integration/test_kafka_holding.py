@@ -13,7 +13,7 @@ from outbox_relay import outbox
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Refused, Unavailable, Verdict
 from outbox_relay.formats.topics import TopicTemplate
-from outbox_relay.sinks.contract.handing import an_event, hand_over, some_events
+from outbox_relay.sinks.contract.handing import some_events
 from outbox_relay.sinks.kafka import KafkaSink
 from tests.support.database import Database, query
 from tests.support.deliveries import has
@@ -105,30 +105,6 @@ def hand_over_all_of(sink: KafkaSink, events: Sequence[StoredEvent]) -> list[Ver
     first, second = finish(sink, submit(sink, events[:half]), submit(sink, events[half:]))
     assert all(verdict.behind for verdict in (*first, *second) if isinstance(verdict, Unavailable))
     return [*first, *second]
-
-
-def test_an_event_that_another_topic_had_accepted_is_delivered(real_kafka: KafkaBroker, topic: str) -> None:
-    """A record may be refused after a later one of its key was acknowledged on another topic."""
-    for kind in ("small", "other"):
-        real_kafka.create_topic(f"{topic}.{kind}", config={"max.message.bytes": str(LIMIT)})
-    producer: dict[str, str | int] = {"bootstrap.servers": real_kafka.bootstrap, "compression.type": "lz4"}
-    sink = KafkaSink("events", TopicTemplate.parse(f"{topic}.{{type}}"), producer, STALL_SECONDS, hold_keys=True)
-    sink.open()
-    try:
-        events = [an_event("k")._replace(type=kind) for kind in ("small", "small", "other", "small")]
-        events[1] = large(events[1])
-        verdicts = hand_over(sink, events)
-    finally:
-        sink.close()
-    arrived = {
-        str(record.headers["id"], "ascii")
-        for kind in ("small", "other")
-        for record in real_kafka.read_all(f"{topic}.{kind}")
-        if record.headers["id"]
-    }
-    assert isinstance(verdicts[1], Refused)
-    assert isinstance(verdicts[3], Unavailable)
-    assert arrived == {event.uid for event, v in zip(events, verdicts, strict=True) if v is DELIVERED}
 
 
 @pytest.mark.thorough

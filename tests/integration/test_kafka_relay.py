@@ -132,56 +132,6 @@ def test_from_parked_max_rows_on_the_sink_stops_and_names_the_topic(
         assert service.stop() == 0
 
 
-TWO_CLUSTERS = """
-[database]
-dsn = "{dsn}"
-[sinks.near]
-type = "kafka"
-topic = "{topic}.{{type}}"
-producer = {{ "bootstrap.servers" = "{near}" }}
-[sinks.far]
-type = "kafka"
-topic = "{topic}"
-producer = {{ "bootstrap.servers" = "{far}", "compression.type" = "lz4" }}
-circuit = {{ probe_seconds = 0.2, probe_max_seconds = 1 }}
-[routes]
-"*" = ["near", "far"]
-"""
-
-
-@pytest.mark.thorough
-def test_two_clusters_in_one_file_do_not_wait_for_each_other(
-    database: Database, real_kafka: KafkaBroker, own_kafka: KafkaBroker, topic: str, tmp_path: Path
-) -> None:
-    text = TWO_CLUSTERS.format(dsn=database.dsn, topic=topic, near=real_kafka.bootstrap, far=own_kafka.bootstrap)
-    own_kafka.create_topic(topic, partitions=2)
-    for kind in ("good", "other"):
-        real_kafka.create_topic(f"{topic}.{kind}", partitions=2)
-    with RelayService(tmp_path, text) as service:
-        emit(database, "good", range(50))
-        until(lambda: len(numbers(own_kafka, topic)) == 50, seconds=30, what="the far one has the first events")
-        own_kafka.stop()
-        emit(database, "good", range(50, 100))
-        emit(database, "other", range(100, 150))
-        good, other = f"{topic}.good", f"{topic}.other"
-        until(lambda: len(numbers(real_kafka, good)) == 100, seconds=30, what="the near one delivers")
-        until(lambda: len(numbers(real_kafka, other)) == 50, seconds=30, what="in all its topics")
-        until(lambda: circuits(database)["far"] != "closed", seconds=30, what="the far one's circuit is open")
-        assert circuits(database)["near"] == "closed"
-        own_kafka.start()
-        until(lambda: len(set(numbers(own_kafka, topic))) == 150, seconds=60, what="the far one catches up")
-        assert service.stop() == 0
-    for found in (numbers(own_kafka, topic), [*numbers(real_kafka, good), *numbers(real_kafka, other)]):
-        for key in range(5):
-            assert list(dict.fromkeys(n for n in found if n % 5 == key)) == list(range(key, 150, 5))
-
-
-def circuits(database: Database) -> dict[str, str]:
-    """Return the circuit of each sink."""
-    with psycopg.connect(database.dsn) as connection:
-        return dict(connection.execute("select name, circuit from outbox.sink").fetchall())
-
-
 def check(database: Database, kafka: KafkaBroker, topic: str, directory: Path, producer: str = "") -> tuple[int, str]:
     """Return the exit code of `check --online` and its lines on stderr."""
     text = CONFIG.format(dsn=database.dsn, topic=topic, bootstrap=kafka.bootstrap, parked_max=1)

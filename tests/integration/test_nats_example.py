@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -119,22 +117,6 @@ def test_a_server_that_is_killed_again_and_again_has_every_event_once_and_in_ord
 
 def becomes_stored(server: NatsServer, count: int) -> None:
     until(lambda: len(stored(server)) >= count, seconds=60, what=f"{count} events are stored")
-
-
-@pytest.mark.slow
-def test_a_server_that_is_frozen_gets_every_event_once(database: Database, server: NatsServer, tmp_path: Path) -> None:
-    """The acknowledgement comes too late: the message id keeps the repetition out of the stream."""
-    with relay_of(database, server, tmp_path) as relay:
-        events = emit(database, 20)
-        all_stored(server, events)
-        os.kill(server.pid, signal.SIGSTOP)
-        try:
-            events += emit(database, 4)
-            until(lambda: "no acknowledgement" in str(rows(database)), seconds=60, what="the requests time out")
-        finally:
-            os.kill(server.pid, signal.SIGCONT)
-        all_stored(server, events)
-        assert relay.stop() == 0
 
 
 @pytest.mark.slow

@@ -124,26 +124,3 @@ def test_a_kept_connection_that_was_lost_is_the_databases_fault(
         assert isinstance(verdict, Unavailable)
         assert verdict.reason.startswith("dsn: the handler's database cannot be used: ")
         assert running.deliver("last") == DELIVERED
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_session_that_cannot_mark_an_event_is_not_kept(effects: Database, kind: str) -> None:
-    """It may be on a server that is read only by now, behind a proxy that keeps the connection."""
-    sessions = "select count(*) from pg_stat_activity where application_name = 'outbox-relay handler test'"
-    with python_sink(kind, dsn=effects.dsn, max_in_flight=1) as running:
-        assert running.deliver("first") == DELIVERED
-        assert query(effects, sessions) == [(1,)]
-        do(effects, "alter function outbox.once(text, uuid) rename to once_gone")
-        verdict = running.deliver("no inbox")
-        assert isinstance(verdict, Unavailable)
-        assert verdict.reason == running.sink.check() == f"dsn: {transactions.NO_INBOX}"
-        assert not running.sink._transactions._idle  # type: ignore[union-attr]
-        do(effects, "alter function outbox.once_gone(text, uuid) rename to once")
-        assert running.sink.check() is None
-        assert running.deliver("last") == DELIVERED
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_row_factory_of_a_handler_fails_neither_its_event_nor_the_next(effects: Database, kind: str) -> None:
-    with python_sink(kind, dsn=effects.dsn, max_in_flight=1) as running:
-        assert [running.deliver("row factory") for _ in range(3)] == [DELIVERED] * 3

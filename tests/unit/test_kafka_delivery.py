@@ -14,9 +14,8 @@ from outbox_relay.domain.outcomes import DELIVERED, Refused, Unavailable
 from outbox_relay.sinks.calls import Call
 from outbox_relay.sinks.contract.handing import an_event, some_events, soon
 from outbox_relay.sinks.kafka import KafkaSink, RecordFormat
-from outbox_relay.sinks.kafka.delivery import Delivery
+from outbox_relay.sinks.kafka.delivery import LATE, Delivery
 from outbox_relay.sinks.kafka.producer import NewProducerGuard
-from outbox_relay.sinks.kafka.sink import LATE
 from tests.support.kafka import scripted
 from tests.support.kafka.delivering import deliver, finish, submit
 from tests.support.kafka.scripted import ScriptedClient, SteppedClock, fails, scripted_sink, silent
@@ -227,7 +226,7 @@ def test_a_call_with_rows_lasts_longer_than_usual_and_tells_until_when(
     submit(sink, [event], attempt=1)
     assert sink.deadlines() == {}
     ahead = sink.timeout_seconds - 1
-    monkeypatch.setattr("outbox_relay.sinks.kafka.sink.lease_clock", lambda: lease_clock() + ahead)
+    monkeypatch.setattr("outbox_relay.sinks.kafka.delivery.lease_clock", lambda: lease_clock() + ahead)
     sink.completed(0)
     assert sink.deadlines()[event.id] > lease_clock() + ahead + sink.timeout_seconds
 

@@ -105,7 +105,7 @@ def test_sink_without_a_registry_imports_nothing_of_it(tmp_path: Path) -> None:
         "from outbox_relay.settings import load; "
         "kafka_sink('events', load(Path(sys.argv[1]), {}).sinks['events'], 15.0); "
         "print([m for m in sys.modules if m.startswith(('confluent_kafka.schema_registry', 'fastavro', 'httpx', "
-        "'google.protobuf', 'jsonschema', 'outbox_relay.sinks.kafka.registry'))])"
+        "'google.protobuf', 'jsonschema', 'outbox_relay.sinks.kafka.schemas'))])"
     )
     done = subprocess.run([sys.executable, "-c", code, file], capture_output=True, check=True, text=True)
     assert done.stdout == "[]\n"

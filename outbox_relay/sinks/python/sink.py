@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -18,7 +18,6 @@ import psycopg
 from outbox_relay.delivery import Delivery
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import Attempt, Failed, Unavailable, Verdict, clip
-from outbox_relay.sinks.calls import Call
 from outbox_relay.sinks.posting import EventLoopThread
 from outbox_relay.sinks.python.handler import TIMED_OUT, Handler, Unusable, check_result, described, load, verdict_of
 from outbox_relay.sinks.python.transactions import Transactions, reason_of
@@ -52,27 +51,21 @@ class HandlerJob(Job):
 
 
 class _Import:
-    """The handler, once it is imported, or why it cannot be. ``wake`` is called when an import has ended."""
+    """The handler, once it is imported, or why it cannot be."""
 
-    def __init__(self, name: str, wake: Callable[[], None]) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
         self.handler: Handler | None = None
         self.problem: str | None = None
-        self.begun_at = -NEVER
+        self._begun_at = -NEVER
         self._ended = threading.Event()
         self._ended.set()
-        self._wake = wake
-
-    @property
-    def runs(self) -> bool:
-        """True while the handler is being imported."""
-        return not self._ended.is_set()
 
     def begin(self) -> None:
-        """Import the handler in a thread, unless that was done or is being done."""
-        if self.handler is None and not self.runs:
+        """Import the handler in a thread, unless that was done, is being done, or has just failed."""
+        if self.handler is None and self._ended.is_set() and lease_clock() >= self._begun_at + IMPORT_SECONDS:
             self._ended.clear()
-            self.begun_at = lease_clock()
+            self._begun_at = lease_clock()
             self.problem = self.problem or f"handler {self.name} is being imported"
             try:
                 threading.Thread(target=self._run, name=f"import {self.name}", daemon=True).start()
@@ -96,7 +89,6 @@ class _Import:
             self.problem = clip(f"handler {self.name} cannot be imported: {described(error)}")
         finally:
             self._ended.set()
-            self._wake()
 
 
 class PythonSink(ThreadedSink):
@@ -121,8 +113,7 @@ class PythonSink(ThreadedSink):
         super().__init__(name, max_in_flight, timeout_seconds, of_replay=replay is not None)
         self._posting = posting
         self._replay = replay
-        self._import = _Import(handler, self._completions.wake)
-        self._early: list[Job] = []
+        self._import = _Import(handler)
         self._begun: deque[Job] = deque()
         self._transactions = Transactions(dsn, name, timeout_seconds) if dsn else None
 
@@ -165,34 +156,19 @@ class PythonSink(ThreadedSink):
     # -- calls ----------------------------------------------------------------------------------------------------
 
     def start(self, job: Job) -> None:
-        """Begin the call of the handler, or have it wait for the import."""
+        """Begin the call of the handler, or end it while the handler cannot be called."""
         assert isinstance(job, HandlerJob)  # noqa: S101
         job.handler = self._import.handler
         if job.handler is None:
-            self._early.append(job)
+            self._import.begin()
+            if self._waiting.pop(job.number, None):
+                self._end(job, self.reason_to_wait())
         elif job.handler.is_async and not self.hangs:
             self._begun.append(job)
             if len(self._begun) == 1:
                 self._posting.call_soon(self._begin_tasks)
         elif not job.handler.is_async:
             super().start(job)
-
-    def completed(self, seconds: float) -> Sequence[Call]:
-        """Return the calls that have ended. Those that wait for the import begin, or end, when that has ended."""
-        if self._early and not self._import.runs:
-            early, self._early = self._early, []
-            for job in early:
-                if self._import.handler is not None:
-                    self.start(job)
-                elif self._waiting.pop(job.number, None):
-                    self._end(job, self.reason_to_wait())
-            if self._import.handler is None and lease_clock() >= self._import.begun_at + IMPORT_SECONDS:
-                self._import.begin()
-        return super().completed(seconds)
-
-    def reason_to_wait(self) -> Verdict:
-        """Return the verdict of an event whose call did not begin."""
-        return Unavailable(self._import.problem) if self._import.problem else super().reason_to_wait()
 
     def _enter(self, job: HandlerJob, delivery: Delivery) -> Any:
         """Call the handler, unless it is too late: it may have waited for its database, or for the event loop."""
