@@ -32,7 +32,7 @@ class PluginClass(Protocol):
         ...
 
 
-class PluginSink(ThreadedSink):
+class PluginSink(ThreadedSink[Job]):
     """A sink that calls a plug-in: with ``keeps_order`` one call at a time, otherwise an event in each of its threads.
 
     A call that raises, is not answered in time, or is answered with anything but verdicts is a failed attempt of its
@@ -40,6 +40,8 @@ class PluginSink(ThreadedSink):
 
     With when_dead = "hold" the relay itself keeps the keys in order, and passes one event in each call.
     """
+
+    job_type = Job
 
     def __init__(
         self, plugin_class: PluginClass, settings: PluginSettings, context: Any, plugin: str = "the plug-in"

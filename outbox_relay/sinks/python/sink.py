@@ -91,7 +91,7 @@ class _Import:
             self._ended.set()
 
 
-class PythonSink(ThreadedSink):
+class PythonSink(ThreadedSink[HandlerJob]):
     """A sink that calls a handler: an asynchronous one in the thread ``posting``, any other in threads of the sink.
 
     The handler is imported by ``open``. While it cannot be, every event is unavailable, and the import is repeated.
@@ -114,7 +114,7 @@ class PythonSink(ThreadedSink):
         self._posting = posting
         self._replay = replay
         self._import = _Import(handler)
-        self._begun: deque[Job] = deque()
+        self._begun: deque[HandlerJob] = deque()
         self._transactions = Transactions(dsn, name, timeout_seconds) if dsn else None
 
     @property
@@ -136,7 +136,7 @@ class PythonSink(ThreadedSink):
     @property
     def _blocks(self) -> bool:
         """True if the event loop does not even cancel calls."""
-        return any(isinstance(job, HandlerJob) and job.task and not job.reached for job in list(self._hanging))
+        return any(job.task and not job.reached for job in list(self._hanging))
 
     def open(self) -> None:
         """Import the handler. If that takes long, it continues meanwhile."""
@@ -155,9 +155,8 @@ class PythonSink(ThreadedSink):
 
     # -- calls ----------------------------------------------------------------------------------------------------
 
-    def start(self, job: Job) -> None:
+    def start(self, job: HandlerJob) -> None:
         """Begin the call of the handler, or end it while the handler cannot be called."""
-        assert isinstance(job, HandlerJob)  # noqa: S101
         job.handler = self._import.handler
         if job.handler is None:
             self._import.begin()
@@ -179,9 +178,8 @@ class PythonSink(ThreadedSink):
         job.entered = True
         return job.handler.call(delivery)
 
-    def run(self, job: Job) -> Sequence[Verdict] | None:
+    def run(self, job: HandlerJob) -> Sequence[Verdict] | None:
         """Call a plain handler, in a thread of the sink."""
-        assert isinstance(job, HandlerJob)  # noqa: S101
         try:
             delivery = self._delivery(job)
             enter = partial(self._enter, job, delivery)
@@ -197,7 +195,6 @@ class PythonSink(ThreadedSink):
         loop = asyncio.get_running_loop()
         while self._begun:
             job = self._begun.popleft()
-            assert isinstance(job, HandlerJob)  # noqa: S101
             job.task = loop.create_task(self._arun(job))
 
     async def _arun(self, job: HandlerJob) -> None:
@@ -229,18 +226,16 @@ class PythonSink(ThreadedSink):
 
     # -- time limits ----------------------------------------------------------------------------------------------
 
-    def cancel(self, job: Job, now: float) -> bool:
+    def cancel(self, job: HandlerJob, now: float) -> bool:
         """Cancel an asynchronous call. Return False if it was cancelled before, or cannot be."""
-        assert isinstance(job, HandlerJob)  # noqa: S101
         if job.task is None or job.number in self._waiting or job.cancelled_at != NEVER:
             return False
         job.cancelled_at, job.ends_at = now, now + GRACE_SECONDS
         self._posting.call_soon(partial(_cancel, job, job.task))
         return True
 
-    def timed_out(self, job: Job) -> Sequence[Verdict]:
+    def timed_out(self, job: HandlerJob) -> Sequence[Verdict]:
         """Return the verdict of an event whose handler has not ended in time."""
-        assert isinstance(job, HandlerJob)  # noqa: S101
         seconds = lease_clock() - job.began_at
         if self._transactions and not job.entered:
             return [Unavailable(DATABASE_SILENT, attempt=Attempt("database", seconds))]
