@@ -36,8 +36,7 @@ from outbox_relay.relay.report import Report, SinkFault, SinkLog
 from outbox_relay.relay.rows import Rows
 from outbox_relay.relay.settle import MOST_ROWS as MOST_UNSETTLED
 from outbox_relay.relay.settle import AttemptRecorder, Settler
-from outbox_relay.relay.sink_leases import Lease
-from outbox_relay.relay.sink_registration import SinkRegistration
+from outbox_relay.relay.sink_leases import Lease, SinkRegistration
 from outbox_relay.relay.ticks import Ticks
 
 WAIT_SECONDS = 1.0
@@ -223,7 +222,7 @@ class SinkLoop:
         parts = self.parts
         self.limits = self.target_limits or RateShare(parts.leases, parts.clock.monotonic())
         self.recorder = AttemptRecorder(self.keeper.name, parts.log)
-        self.registration = SinkRegistration(parts.store, self.keeper, parts.leases)
+        self.registration = SinkRegistration(parts.store, parts.leases, self.keeper.lease_seconds)
         self._fault = SinkFault(parts.leases)
         self._seldom = RateLimitedLog(parts.log)
         parts.leases.wake, parts.leases.purge = parts.sink.wake, parts.sink.purge
@@ -356,9 +355,7 @@ class SinkLoop:
                 raise SessionReset("the calls in flight did not end in time")
             if self.session is not None:
                 self.session.rows.give_all_back()
-            self.keeper.give_doubtful_back(parts.leases)
-            if parts.leases.held:
-                self.keeper.release(parts.leases, set(parts.leases.held))
+            self.keeper.end_session(parts.leases)
         except RelayError as error:
             parts.log.warning("relay.left_behind", what=f"sink {parts.spec.name}", reason=str(error))
         finally:

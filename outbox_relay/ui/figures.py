@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from outbox_relay.postgres.store import Store
-from outbox_relay.service.metrics.definitions import STATES
-from outbox_relay.service.metrics.stored_figures import load
+from outbox_relay.service.figures import STATES, load
 
 
 class StoredFigures(NamedTuple):

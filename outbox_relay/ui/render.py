@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, RedirectResponse
 from outbox_relay import __version__
 from outbox_relay.admin.render_why import state_text
 from outbox_relay.admin.text import duration
-from outbox_relay.domain.measures import BOUNDS
+from outbox_relay.relay.measures import BOUNDS
 from outbox_relay.retention.wording import keepers_text
 from outbox_relay.ui import charts
 from outbox_relay.ui.access import stable_digest

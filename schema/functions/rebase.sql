@@ -84,7 +84,8 @@ begin
        from (select pg_get_serial_sequence('outbox.progress', 'seq') as name) q
       where outranked >= nextval(q.name);
     fence := outbox_internal.raise_config() << 32;
-    update outbox.shard s set epoch = greatest(s.epoch + 1, fence), owner = null, lease_until = clock_timestamp();
+    update outbox.shard s set epoch = greatest(s.epoch + 1, fence), owner = null, released_at = clock_timestamp();
+    delete from outbox.session;
     delete from outbox.sink_route;
     insert into outbox.shard (sink, shard, epoch)
     select k.name, n, fence from outbox.sink k cross join generate_series(0, 63) n

@@ -51,7 +51,7 @@ Make = Callable[[Ledger], Any]
 CONDITIONS: dict[str, Make] = {
     "no-relay": lambda books: books.do("delete from outbox.relay; update outbox.shard set owner = null"),
     "shards-unowned": lambda books: books.do(
-        "update outbox.shard set lease_until = now() - interval '1 minute' where shard = 7"
+        "update outbox.shard set owner = null, released_at = now() - interval '1 minute' where shard = 7"
     ),
     "missing-positions": lambda books: books.do(
         "alter table outbox.progress disable trigger user; delete from outbox.progress;"
@@ -181,9 +181,9 @@ def test_a_day_that_has_just_passed_keep_days_is_no_finding(books: Ledger) -> No
 
 
 def test_shards_that_were_just_released_are_no_finding(books: Ledger) -> None:
-    books.do("update outbox.shard set owner = null, lease_until = clock_timestamp()")
+    books.do("update outbox.shard set owner = null, released_at = clock_timestamp()")
     assert findings(books) == {}
-    books.do("update outbox.shard set lease_until = clock_timestamp() - interval '31 seconds'")
+    books.do("update outbox.shard set released_at = clock_timestamp() - interval '31 seconds'")
     assert (findings(books))["shards-unowned"].severity == "critical"
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from outbox_relay.admin.doctor import doctor, log, server
 from outbox_relay.postgres import database as database_module
-from outbox_relay.service.metrics.figures import Figures
+from outbox_relay.service.figures import Figures
 from outbox_relay.settings.effective import recorded
 from tests.support.archives import run, write_config
 from tests.support.command import inside
@@ -197,7 +197,7 @@ def test_a_table_that_autovacuum_does_not_visit_is_found(books: Ledger) -> None:
 
 def test_a_sink_that_no_relay_lists_is_found(books: Ledger) -> None:
     books.live("relay-1", "another")
-    books.do("update outbox.shard set lease_until = now() - interval '1 minute'")
+    books.do("update outbox.session set lease_until = now() - interval '1 minute'")
     found = findings(books)
     assert found.keys() == {"sink-unserved"}
     assert found["sink-unserved"].severity == "critical"

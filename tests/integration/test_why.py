@@ -74,7 +74,7 @@ def test_before_the_position_it_is_in_the_log_with_the_owner_of_its_shard(books:
     found = why(books, event_id)
     assert (found["state"], found["owner"], found["paused"], found["circuit"]) == ("pending", "here", False, "closed")
     assert 50 < found["lease_seconds"] <= 60
-    books.do("update outbox.shard set lease_until = now() - interval '1 second'")
+    books.do("update outbox.session set lease_until = now() - interval '1 second'")
     assert (why(books, event_id))["owner"] is None
     assert "which no relay owns" in said(books, event_id)
 

@@ -1,9 +1,12 @@
-"""Lines of the package in the log of an application, as docs/observability.md says."""
+"""The log of a relay, whose reader may stand still, and lines of the package in the log of an application."""
 
 from __future__ import annotations
 
 import io
+import json
 import logging
+import subprocess
+import sys
 from contextlib import redirect_stderr
 
 import pytest
@@ -71,3 +74,42 @@ def test_the_page_is_true(monkeypatch: pytest.MonkeyPatch) -> None:
         exec(compile(code, PAGE, "exec"), {})  # noqa: S102 - of the page
         fail_once()
     assert shown.getvalue().split(" ")[2:] == line.split(" ")[2:]
+
+
+# -- the log of a relay -----------------------------------------------------------------------------------------------
+
+LOGS = "import logging; from outbox_relay.service import logs; logs.configure('info', 'json'); log = logging.getLogger;"
+
+
+@pytest.mark.processes
+def test_a_process_that_ends_has_written_every_line_and_no_value_of_the_tracing_library() -> None:
+    code = LOGS + "[log('a').warning('%s', n) for n in range(2000)]; log('a').warning('%d', 'canary'); "
+    code += "log('opentelemetry.util.re').warning('Header format invalid: %s', 'canary')"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    *lines, last = [json.loads(line)["message"] for line in ended.stderr.splitlines()]
+    assert lines == [str(n) for n in range(2000)]
+    assert last == "Header format invalid: %s"
+
+
+@pytest.mark.processes
+def test_a_reader_that_stands_still_blocks_nobody_and_lines_beyond_the_bound_are_counted() -> None:
+    code = "from outbox_relay.service import logs; logs.MOST_LINES = 300; import sys;"
+    code += LOGS + "[log('a').warning('x' * 999) for n in range(1000)]; print('done', flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"done\n"
+        written, dropped = 0, None
+        for line in process.stderr:
+            found = json.loads(line)
+            if found["event"] == "log.dropped":
+                dropped = found["lines"]
+                process.stdin.close()
+            else:
+                written += 1
+        assert process.wait(30) == 0
+    assert 300 <= written < 1000
+    assert dropped == 1000 - written

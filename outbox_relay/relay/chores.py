@@ -17,18 +17,35 @@ from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.errors import RelayError, StatementFailed
 from outbox_relay.domain.rate_limited_log import RateLimitedLog
+from outbox_relay.postgres.rows import ScheduledPlace
 from outbox_relay.postgres.store import Store
-from outbox_relay.relay.scheduled_events import ScheduledEvents
 from outbox_relay.relay.schedules import Schedules
 
-TRIM_ROWS, TRIM_LEAST = 1000, 200
-"""Rows of each sink that one trim examines, and fewer after a trim that failed. At most 64 of them are kept."""
+LEDGER_ROWS = 500
+"""Positions of each sink that one trim of the ledger compares. At most 64 of them are kept."""
+TRIM_ROWS = 1000
+"""Rows that any other trim deletes at a time."""
 MOST_LEASE_SECONDS = 600.0
 """The largest ``lease_seconds`` of a relay."""
 KEYS = 500
 """Unique keys to look at, at a time."""
 DUE_ROWS = 500
 """Rows of a sink with ``claim = "rows"`` that are put into its queue at a time when their time has come."""
+
+ENTRY_SECONDS = 0.25
+"""Longest pause between two looks for scheduled events. A sooner one follows when the next event is known to be due."""
+WHOLE_SECONDS = 1.0
+"""Interval between such looks that begin at the first row."""
+LEISURE = 20
+"""Shortest interval between these, as a multiple of the time that one took."""
+PAUSE_SECONDS = 0.005
+"""Shortest pause after a look that did not find more events than one entry takes."""
+MOST_EVENTS, FEWEST_EVENTS = 2000, 10
+"""Number of events that enter in one transaction, and after failures."""
+SLOW_SECONDS = 0.5
+"""Duration of an entry after which fewer events enter at a time, as they are large."""
+LAG_SECONDS = 10.0
+"""Interval at which the lag of sinks is looked at."""
 
 
 @dataclass(slots=True)
@@ -90,37 +107,90 @@ class Chores:
         chore.due_at = now + pause
 
 
-class LedgerTrim:
-    """Removes outranked positions in bounded steps, which are smaller after one that failed."""
+class ScheduledEvents:
+    """Lets scheduled events enter the log when they are due.
+
+    Every relay looks for them, and the database lets one session at a time move them. A look begins where the one
+    before ended: rows that were moved stay in the index for as long as some snapshot may see them, and are not visited
+    again. Now and then a look begins at the first row, because one may have become due behind the place: its
+    transaction committed late, or a change of it was rolled back.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._rows = TRIM_ROWS
+        self._most = MOST_EVENTS
+        self._place: ScheduledPlace | None = None
+        self._whole_at = 0.0
 
-    def trim(self) -> int:
-        """Remove outranked positions of every sink, and return their number."""
+    def look(self) -> float:
+        """Let events that are due enter, as many as one transaction takes; return the seconds until the next look.
+
+        Fewer enter at a time after a failure.
+        """
+        began = time.monotonic()
+        whole = self._place is None or began >= self._whole_at
         try:
-            count = self._store.value("trim_progress", {"most": self._rows})
+            found = self._store.enter_scheduled(self._most, None if whole else self._place)
         except StatementFailed:
-            self._rows = TRIM_LEAST
+            self._most = max(FEWEST_EVENTS, self._most // 10)
             raise
-        self._rows = min(TRIM_ROWS, self._rows + TRIM_LEAST)
-        return count
+        took = time.monotonic() - began
+        if found.entered is None:
+            return ENTRY_SECONDS
+        if whole:
+            self._whole_at = began + max(WHOLE_SECONDS, LEISURE * took)
+        self._place = found.last or self._place
+        full = found.entered >= self._most
+        self._most = max(FEWEST_EVENTS, self._most // 2) if took > SLOW_SECONDS else min(MOST_EVENTS, 2 * self._most)
+        if full:
+            return 0.0
+        return max(PAUSE_SECONDS, took, min(ENTRY_SECONDS, ENTRY_SECONDS if found.due_in is None else found.due_in))
+
+
+class LagWatch:
+    """Has notices made of sinks that lag by ``lagging_seconds``; None means that no sink receives notices."""
+
+    def __init__(self, store: Store, lagging_seconds: float | None, log: BoundLogger) -> None:
+        self._store = store
+        self._lagging_seconds = lagging_seconds
+        self._log = log
+        self._lagging = set[str]()
+
+    def use(self, lagging_seconds: float | None) -> None:
+        """Use the setting of a reload."""
+        self._lagging_seconds = lagging_seconds
+
+    def look(self) -> None:
+        """Look at all sinks once. One that lags by less than half of the limit has recovered."""
+        if (limit := self._lagging_seconds) is None:
+            self._lagging.clear()
+            return
+        for sink, seconds, paused in self._store.notify_sinks(limit):
+            if paused:
+                continue
+            if seconds >= limit and sink not in self._lagging:
+                self._lagging.add(sink)
+                self._log.warning("sink.lagging", sink=sink, lag_seconds=round(seconds, 1))
+            elif seconds < limit / 2 and sink in self._lagging:
+                self._lagging.remove(sink)
+                self._log.info("sink.recovered", sink=sink)
 
 
 def schedule_chores(schedules: Schedules) -> list[Chore]:
     """Return the chores that register the schedules of the file, and fire those of the database."""
     return [
-        Chore("registration of schedules", schedules.register, 1.0, 1.0, leisure=1.0),
+        Chore("registration of schedules", schedules.definitions.keep, 1.0, 1.0, leisure=1.0),
         Chore("schedules", schedules.look, 1.0, 1.0, float, leisure=1.0),
     ]
 
 
-def due_things(scheduled: ScheduledEvents, schedules: Schedules) -> list[Chore]:
-    """Return the chores that let events enter the log at their time."""
+def all_chores(store: Store, schedules: Schedules, lag_watch: LagWatch) -> list[Chore]:
+    """Return the chores of a relay process, but those that have a thread of their own."""
     return [
-        Chore("scheduled events", scheduled.look, 0.25, 1.0, float, leisure=1.0),
+        Chore("scheduled events", ScheduledEvents(store).look, ENTRY_SECONDS, 1.0, float, leisure=1.0),
         *schedule_chores(schedules),
+        *housekeeping(store),
+        Chore("look at lags", lag_watch.look, LAG_SECONDS, LAG_SECONDS),
     ]
 
 
@@ -134,7 +204,7 @@ def housekeeping(store: Store) -> list[Chore]:
     return [
         chore("make_partitions", 60.0, 2.0),
         chore("make_attempt_partitions", 60.0, 2.0),
-        Chore("trim_progress", LedgerTrim(store).trim, 5.0, 15.0, at_once_from(TRIM_LEAST // 2)),
+        chore("trim_progress", 5.0, 15.0, LEDGER_ROWS // 2, most=LEDGER_ROWS),
         chore("raise_ledger_starts", 60.0, 60.0, 1),
         chore("trim_former_positions", 600.0, 60.0, 1, most=TRIM_ROWS),
         chore("trim_relays", 600.0, 60.0),
