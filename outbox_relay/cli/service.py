@@ -29,7 +29,8 @@ def add(commands: Any) -> None:
     check = add_command(commands, "check", _check, "validate the configuration")
     check.add_argument("--online", action="store_true", help="also connect to the database and to every sink")
     check.add_argument("--json", action="store_true", help="print JSON")
-    add_command(commands, "run", _serve, "relay in the foreground until SIGTERM or SIGINT")
+    run = add_command(commands, "run", _serve, "relay in the foreground until SIGTERM or SIGINT")
+    run.add_argument("--sinks", metavar="NAME,…", help="serve only these sinks of the file")
     add_command(commands, "health", _health, "ask the running relay whether it is ready", dsn=False)
 
 
@@ -101,15 +102,21 @@ def _serve(arguments: argparse.Namespace) -> int:
     try:
         log = settings.log_settings(os.environ, terminal=terminal)
         logs.configure(log.level, log.format, colors=_colors())
-        loaded = load_settings(arguments)
+        loaded = _served(load_settings(arguments), arguments)
         loaded.database.require_dsn()
         for warning in settings.warnings(loaded):
             logs.logger().warning("config.warning", reason=warning)
-        return process.run(loaded, lambda: read_settings(arguments))
+        return process.run(loaded, lambda: _served(read_settings(arguments), arguments))
     except Exception as error:
         if log_format != "json":
             raise
         return _log_failure(error, arguments)
+
+
+def _served(loaded: Settings, arguments: argparse.Namespace) -> Settings:
+    if arguments.sinks is not None:
+        loaded.serve_only([name.strip() for name in arguments.sinks.split(",")])
+    return loaded
 
 
 def _log_failure(error: Exception, arguments: argparse.Namespace) -> int:

@@ -52,8 +52,8 @@ class Clients:
 
 
 def build_specs(settings: Settings) -> dict[str, SinkSpec]:
-    """Return the specification of every sink by its name."""
-    return {name: _spec(name, settings) for name in settings.sinks}
+    """Return the specification of every sink that this process serves, by its name."""
+    return {name: _spec(name, settings) for name in settings.served}
 
 
 def _spec(name: str, settings: Settings) -> SinkSpec:

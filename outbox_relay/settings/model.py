@@ -189,6 +189,7 @@ class Settings(BaseSettings):
     schedules: dict[ScheduleName, ScheduleSettings] = Field(default_factory=dict, max_length=SCHEDULES_MAX)
 
     _origins: Origins = PrivateAttr(default_factory=Origins)
+    _served: frozenset[str] | None = PrivateAttr(default=None)
 
     @classmethod
     def settings_customise_sources(
@@ -221,6 +222,18 @@ class Settings(BaseSettings):
     def remember(self, origins: Origins) -> None:
         """Keep where each setting was given, for :meth:`at`."""
         self._origins = origins
+
+    def serve_only(self, sinks: Collection[str]) -> None:
+        """Leave the other sinks of the file to other relays. Raises ``ConfigurationError`` for one that is unknown."""
+        for name in sinks:
+            if name not in self.sinks:
+                raise ConfigurationError(f"--sinks: there is no such sink; {suggestion(name, self.sinks)}")
+        self._served = frozenset(sinks)
+
+    @property
+    def served(self) -> list[str]:
+        """The sinks that this process serves."""
+        return [name for name in self.sinks if self._served is None or name in self._served]
 
     @property
     def file(self) -> Path | None:

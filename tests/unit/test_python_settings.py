@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from outbox_relay.domain.errors import ConfigurationError
+from outbox_relay.service.clients import build_specs
 from outbox_relay.settings import PythonSettings, Settings, warnings
+from outbox_relay.settings.changes import merged
 from outbox_relay.settings.effective import shown
 from tests.support.settings_file import load_text
 
@@ -91,3 +93,12 @@ def test_a_dsn_is_shown_nowhere_with_its_password(tmp_path: Path) -> None:
 def test_a_dsn_that_is_not_used_is_a_warning(tmp_path: Path) -> None:
     settings = loaded(tmp_path, f"{HANDLER}{DSN}")
     assert any("sinks.mail.dsn" in line and "is not used" in line for line in warnings(settings))
+
+
+def test_a_relay_may_serve_some_sinks_of_the_file(tmp_path: Path) -> None:
+    settings = loaded(tmp_path, f'{HANDLER}[sinks.other]\ntype = "python"\n{HANDLER}')
+    assert list(build_specs(settings)) == ["mail", "other"]
+    settings.serve_only(["mail"])
+    assert list(build_specs(settings)) == list(build_specs(merged(settings, settings))) == ["mail"]
+    with pytest.raises(ConfigurationError, match=r"^--sinks: there is no such sink; did you mean mail\?$"):
+        settings.serve_only(["mial"])
