@@ -61,7 +61,7 @@ def _event_schemas(name: str, settings: KafkaSettings) -> EventSchemas | None:
             return _read(registry.password_file)
         return "" if registry.password is None else registry.password.get_secret_value()
 
-    return EventSchemas(registry, None if topic.fields else settings.topic, password)
+    return EventSchemas(registry, None if topic.fields else settings.topic, registry.missing_seconds, password)
 
 
 def _read(path: Path) -> str:

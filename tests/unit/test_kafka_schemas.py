@@ -36,14 +36,17 @@ def server() -> Generator[RegistryServer]:
         yield running
 
 
-def schemas(server: RegistryServer, form: str = "avro", only: str | None = None, **registry: Any) -> EventSchemas:
+def schemas(
+    server: RegistryServer, form: str = "avro", only: str | None = None, missing_seconds: float = 600, **registry: Any
+) -> EventSchemas:
     table = {
         "type": "kafka",
         "topic": "{type}",
         "producer": {"bootstrap.servers": "x:1"},
         "registry": {"url": server.url, "format": form, "records": {"order.created": "shop.Order"}, **registry},
     }
-    return EventSchemas(KafkaSettings.model_validate(table).registry, only, lambda: "a-password-of-the-registry")
+    settings = KafkaSettings.model_validate(table).registry
+    return EventSchemas(settings, only, missing_seconds, lambda: "a-password-of-the-registry")
 
 
 def serializer(found: EventSchemas, topic: str, seconds_ago: float = 0.0) -> Serializer | Refused | Unavailable:

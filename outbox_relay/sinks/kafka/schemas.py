@@ -43,7 +43,7 @@ from outbox_relay.sinks.kafka.checks import ClusterUnavailable
 from outbox_relay.sinks.tls import Tls, verify_alike
 
 if TYPE_CHECKING:
-    from outbox_relay.settings.registry import RegistrySettings
+    from outbox_relay.settings.kafka import RegistrySettings
 
 MAX_SUBJECTS = 1_000
 """Maximum number of subjects remembered, with their serializers."""
@@ -242,8 +242,11 @@ class EventSchemas:
     returns the password, or raises ValueError with the reason why there is none.
     """
 
-    def __init__(self, settings: RegistrySettings, topic: str | None, password: Callable[[], str]) -> None:
+    def __init__(
+        self, settings: RegistrySettings, topic: str | None, missing_seconds: float, password: Callable[[], str]
+    ) -> None:
         self._settings = settings
+        self._missing_seconds = missing_seconds
         self._password = password
         self._only = None if topic is None or settings.subject_name_strategy != "topic" else f"{topic}-value"
         """The subject of all events, if there is only one. Without its schema the destination is down."""
@@ -263,7 +266,7 @@ class EventSchemas:
         if answer.serializer is not None:
             return answer.serializer
         if self._is_late(answer, event):
-            return Refused(f"{answer.reason}, for {self._settings.missing_seconds:g} s")
+            return Refused(f"{answer.reason}, for {self._missing_seconds:g} s")
         if self._only is not None:
             return Unavailable(answer.reason)
         wait = max(answer.asked_at + answer.delay - now, 0.0) + answer.delay * (0.1 + random.random())  # noqa: S311
@@ -301,7 +304,7 @@ class EventSchemas:
         if answer.serializer is not None:
             return False
         age = (datetime.now(UTC) - event.created_at).total_seconds()
-        return min(age, time.monotonic() - answer.since) >= self._settings.missing_seconds
+        return min(age, time.monotonic() - answer.since) >= self._missing_seconds
 
     def _ask(self, subject: Subject, known: _Answer | None, seconds: float) -> _Answer:
         was_missing = known is not None and known.serializer is None
