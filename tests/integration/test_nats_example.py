@@ -12,7 +12,6 @@ import pytest
 from nats_harness import STREAM, make_stream, messages, received
 from nats_server import PROGRAM, NatsServer
 from outbox_relay.sinks.contract import Received
-from tests.support.command import outbox_relay
 from tests.support.database import Database, query
 from tests.support.installed import absent
 from tests.support.nats_example import registered
@@ -138,19 +137,3 @@ def test_an_event_whose_subject_no_stream_takes_waits_with_the_reason_and_others
         until(lambda: rows(database) == [], seconds=60, what="the event is delivered")
         assert [each.uid for each in stored(server)] == [lost]
         assert relay.stop() == 0
-
-
-@pytest.mark.slow
-def test_check_online_names_a_missing_stream_and_a_server_that_is_down(
-    database: Database, server: NatsServer, tmp_path: Path
-) -> None:
-    path = registered(tmp_path)
-    right = relay_of(database, server, tmp_path).config
-    ended = outbox_relay("check", "--online", "-c", right, PYTHONPATH=path)
-    assert ended.code == 0, ended.err
-    wrong = relay_of(database, server, tmp_path, stream="OTHER").config
-    ended = outbox_relay("check", "--online", "-c", wrong, PYTHONPATH=path)
-    assert (ended.code, f"sinks.stream: there is no stream OTHER at 127.0.0.1:{server.port}" in ended.err) == (2, True)
-    server.kill()
-    ended = outbox_relay("check", "--online", "-c", wrong, PYTHONPATH=path)
-    assert (ended.code, f"sinks.stream: no connection to 127.0.0.1:{server.port}: " in ended.err) == (2, True)

@@ -18,7 +18,6 @@ from tests.support.deliveries import delivered, emit, has, ids
 from tests.support.memory_sink import MemorySink
 from tests.support.postgres import PostgresServer
 from tests.support.relay_harness import LOST, CountingStore, RelayHarness, running, spec
-from tests.support.wait import until
 
 ASLEEP = "select 1 from pg_locks where locktype = 'advisory' and classid = %s and objid = %s and mode = 'ExclusiveLock'"
 
@@ -56,31 +55,6 @@ def test_an_emit_wakes_a_sleeping_relay_and_notifies_nobody_while_it_is_awake(da
         wanted = emit(database, ["a"])
         assert heard.count() == 1
         delivered(sink, wanted)
-    heard.close()
-
-
-def test_the_lock_of_a_sleeper_is_given_back_when_there_is_work(database: Database) -> None:
-    sink = MemorySink()
-    with running(database.dsn, (spec("s"), sink)) as harness:
-        harness.owns_all()
-        asleep(database)
-        taken = harness.ticks.seen_at
-        with database.connect() as held_open:
-            held_open.execute("select outbox.emit('a', '1')")
-        until(lambda: harness.ticks.seen_at > taken and len(sink.delivered) == 1, seconds=10, what="awake")
-        asleep(database)
-
-
-def test_without_a_direct_connection_a_relay_polls(database: Database) -> None:
-    heard = Notified(database)
-    sink = MemorySink()
-    with running(database.dsn, (spec("s"), sink), listen=False) as harness:
-        harness.owns_all()
-        delivered(sink, emit(database, ["a"]))
-        harness.settled()
-        assert query(database, ASLEEP, *LOCK) == []
-        delivered(sink, emit(database, ["b"]))
-    assert heard.count() == 0
     heard.close()
 
 

@@ -120,7 +120,7 @@ def test_a_wrong_value_is_answered_in_one_line(words: tuple[str, ...]) -> None:
 def test_help_names_every_command() -> None:
     ended = outbox_relay("--help")
     assert ended.code == 0
-    for name in (*(command[0] for command in DATABASE_COMMANDS), "check", "health", "demo", "bench"):
+    for name in (*(command[0] for command in DATABASE_COMMANDS), "check", "health", "demo"):
         assert name in ended.out
 
 

@@ -97,7 +97,7 @@ def test_a_shell_completes_commands_options_and_files(shell: str, tmp_path: Path
         for typed, completed in [
             ("replay sta", "replay start"),
             ("dev --pos", "dev --postgres-port"),
-            ("drill pois", "drill poison"),
+            ("demo --fault pois", "demo --fault poison"),
             ("run -c rel", "run -c relay.toml"),
         ]:
             screen.type(f"outbox-relay {typed}{TAB}{HOME_KEY}echo @\n")
