@@ -24,7 +24,7 @@ GROUP: Final = "outbox_relay.sinks"
 BUILTIN: Final[Mapping[str, tuple[str, str]]] = {
     "kafka": ("outbox_relay.settings:KafkaSettings", "outbox_relay.service.builtin_sinks:kafka"),
     "webhook": ("outbox_relay.settings:WebhookSettings", "outbox_relay.service.builtin_sinks:webhook"),
-    "python": ("outbox_relay.settings:PythonSettings", "outbox_relay.service.builtin_sinks:python"),
+    "python": ("outbox_relay.settings:PythonSettings", "outbox_relay.sinks.python.sink:python"),
 }
 """The types of the relay itself: the model of the settings, and the maker, which is imported when a sink is made."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from json import loads
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import psycopg
@@ -18,10 +18,15 @@ import psycopg
 from outbox_relay.delivery import Delivery
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import Attempt, Failed, Unavailable, Verdict, clip
+from outbox_relay.postgres.conninfo import find_authorities
 from outbox_relay.sinks.posting import EventLoopThread
 from outbox_relay.sinks.python.handler import TIMED_OUT, Handler, Unusable, check_result, described, load, verdict_of
 from outbox_relay.sinks.python.transactions import Transactions, reason_of
 from outbox_relay.sinks.threads import LATE, NEVER, Job, ThreadedSink
+
+if TYPE_CHECKING:
+    from outbox_relay.settings import PythonSettings
+    from outbox_relay.sinks import SinkContext
 
 CHECK_SECONDS = 60.0
 """Maximum wait of ``check`` for the import of the handler."""
@@ -261,6 +266,20 @@ class PythonSink(ThreadedSink[HandlerJob]):
             event.tenant,
             _extend=partial(self._extend, job),
         )
+
+
+def python(settings: PythonSettings, context: SinkContext) -> PythonSink:
+    """Return a Python sink."""
+    dsn = settings.dsn.get_secret_value() if settings.transaction and settings.dsn is not None else ""
+    find_authorities(dsn)
+    return PythonSink(
+        context.name,
+        settings.handler,
+        max_in_flight=context.slots or settings.max_in_flight,
+        timeout_seconds=settings.timeout_seconds,
+        dsn=dsn,
+        replay=context.replay,
+    )
 
 
 async def _checked(result: Any) -> None:
