@@ -1,7 +1,6 @@
 """The Kafka sink on three brokers: failing leaders, missing replicas, lost answers."""
 
 import sys
-import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
@@ -79,20 +78,6 @@ def test_another_leader_replaces_a_killed_one(
     finally:
         leader.start()
     report("killed leader", duplicates(cluster.read_all(topic), events))
-
-
-def test_a_frozen_leader_is_replaced_or_waited_for(
-    cluster: KafkaCluster, topic: str, sink_to: Any, report: Callable[[str, int], None]
-) -> None:
-    cluster.create_topic(topic)
-    sink = sink_to(cluster.bootstrap, topic)
-    events = some_events(EVENTS, keys=KEYS)
-    leader = cluster.leader(topic)
-    with relaying(sink, events):
-        sink.has(Delivered, 2_000)
-        with leader.frozen():
-            time.sleep(3.0)
-    report("frozen leader", duplicates(cluster.read_all(topic), events))
 
 
 def test_requests_with_lost_answers_are_repeated_in_order(

@@ -109,29 +109,6 @@ def test_a_key_does_not_overtake_its_event_that_waits_for_a_topic(
     assert [n for n in numbers(real_kafka, good) if n % 5 == 0] == list(range(0, 50, 5))
 
 
-def test_from_parked_max_rows_on_the_sink_stops_and_names_the_topic(
-    database: Database, real_kafka: KafkaBroker, topic: str, good: str, tmp_path: Path
-) -> None:
-    with relay(database, real_kafka, topic, tmp_path, 100) as service:
-        emit(database, "bad", range(200), key="bad")
-        until(lambda: shown(database)["waiting"] + shown(database)["held"] == 200, seconds=30, what="rows wait")
-        emit(database, "bad", range(200, 5_000), key="bad")
-        until(lambda: "100 events" in (shown(database)["error"] or ""), seconds=30, what="the sink stops")
-        emit(database, "good", range(50))
-        found = shown(database)
-        assert found["waiting"] + found["held"] < 5_000
-        assert f"{topic}.bad" in found["error"]
-        said = inside("doctor", "--json", "--dsn", database.dsn).json["findings"]
-        [trouble] = [finding["evidence"] for finding in said if finding["id"] == "topics-in-trouble"]
-        assert f"topic {topic}.bad" in trouble
-        assert good not in trouble
-        Administration(real_kafka.bootstrap).create_topic(f"{topic}.bad", 1)
-        until(lambda: len(numbers(real_kafka, good)) == 50, seconds=90, what="good events arrive again")
-        bad = f"{topic}.bad"
-        until(lambda: len(set(numbers(real_kafka, bad))) == 5_000, seconds=90, what="the waiting events arrive")
-        assert service.stop() == 0
-
-
 def check(database: Database, kafka: KafkaBroker, topic: str, directory: Path, producer: str = "") -> tuple[int, str]:
     """Return the exit code of `check --online` and its lines on stderr."""
     text = CONFIG.format(dsn=database.dsn, topic=topic, bootstrap=kafka.bootstrap, parked_max=1)

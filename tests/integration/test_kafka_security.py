@@ -230,20 +230,11 @@ def denied_topic(secured: SecuredBroker, topic: str, directory: Path) -> Case:
     return Case(name, secured.scram(), {"sasl.password": path}, f"topic {name}: TOPIC_AUTHORIZATION_FAILED", mend)
 
 
-def expired_client(secured: SecuredBroker, topic: str, directory: Path) -> Case:
-    """Return a case where the client certificate of the relay has expired."""
-    path = directory / "client.pem"
-    path.write_bytes(secured.certificates.expired_client.read_bytes())
-    mend = lambda: path.write_bytes(secured.certificates.client.read_bytes())  # noqa: E731
-    return Case(f"open.{topic}", secured.mtls(path), {}, "certificate", mend)
-
-
 @pytest.mark.parametrize(
     "make",
     [
         wrong_password,
         pytest.param(denied_topic, marks=pytest.mark.thorough),
-        pytest.param(expired_client, marks=pytest.mark.thorough),
     ],
 )
 def test_status_has_the_reason_and_after_the_repair_all_events_arrive_without_a_restart(
@@ -270,32 +261,6 @@ def test_status_has_the_reason_and_after_the_repair_all_events_arrive_without_a_
                 assert secret not in relay.log.read_text() + json.dumps(found)
     finally:
         secured.show("SCRAM", secured.certificates.server)
-
-
-@pytest.mark.thorough
-def test_events_of_a_denied_topic_wait_as_rows_that_status_shows(
-    secured: SecuredBroker, database: Database, topic: str, tmp_path: Path
-) -> None:
-    password = tmp_path / "password"
-    password.write_text(PASSWORD)
-    admin = secured.administration
-    admin.allow("relay", "WRITE", topic=f"{topic}.open")
-    for name in ("open", "closed"):
-        admin.create_topic(f"{topic}.{name}", 2)
-    case = Case(f"{topic}.{{type}}", secured.scram(), {"sasl.password": password}, "", str)
-    with relay_of(database, case, tmp_path) as relay:
-        emit(database, range(EVENTS), "open")
-        emit(database, range(EVENTS, 2 * EVENTS), "closed")
-        until(lambda: numbers(secured, f"{topic}.open") == in_order(EVENTS), seconds=30, what="the others flow")
-        until(lambda: status(relay)["waiting"] + status(relay)["held"] == EVENTS, seconds=30, what="rows wait")
-        found = status(relay)
-        assert f"topic {topic}.closed: TOPIC_AUTHORIZATION_FAILED" in found["last_error"]
-        assert (found["circuit"], found["dead"]) == ("closed", 0)
-        admin.allow("relay", "WRITE", topic=f"{topic}.closed")
-        until(lambda: status(relay)["backlog"] == 0, seconds=60, what="nothing is left")
-        assert relay.stop() == 0
-    expected = {key: [n + EVENTS for n in of_key] for key, of_key in in_order(EVENTS).items()}
-    assert numbers(secured, f"{topic}.closed") == expected
 
 
 def test_files_are_read_again_at_sighup_and_a_bad_one_changes_nothing(

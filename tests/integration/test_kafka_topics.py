@@ -10,7 +10,7 @@ from cloudevents.core.formats.json import JSONFormat
 
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Delivered, Refused, Unavailable
-from outbox_relay.sinks.contract.handing import an_event, hand_over
+from outbox_relay.sinks.contract.handing import an_event
 from outbox_relay.sinks.kafka import KafkaSink, RecordFormat, TopicCreation
 from tests.support.kafka import Administration, KafkaBroker
 from tests.support.kafka.delivering import deliver, opening
@@ -153,16 +153,6 @@ def test_cloudevents_are_read_by_their_own_library(kafka: KafkaBroker, topic: st
     assert (found.get_id(), found.get_type(), found.get_source()) == (event.uid, event.type, "/shop/orders")
     assert found.get_time() == event.created_at
     assert found.get_data() == json.loads(event.payload)
-
-
-@pytest.mark.parametrize("codec", ["snappy", "zstd"])
-def test_compressed_records_arrive(real_kafka: KafkaBroker, topic: str, sink_on: Any, codec: str) -> None:
-    real_kafka.create_topic(topic, partitions=1)
-    sink = sink_on(real_kafka, topic, {"compression.type": codec})
-    # Above the topic's limit without compression.
-    events = [an_event("k", b"x" * 1_500_000), an_event("k", b"y" * 10)]
-    assert hand_over(sink, events) == [DELIVERED] * 2
-    assert [record.value for record in real_kafka.read_all(topic)] == [event.payload for event in events]
 
 
 # -- details of deliveries ------------------------------------------------------------------------------------------

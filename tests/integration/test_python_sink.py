@@ -13,8 +13,6 @@ from tests.support.command import outbox_relay
 from tests.support.database import Database, query
 from tests.support.emitting import emit_payload
 from tests.support.metrics import scrape, value_of
-from tests.support.receiver import Receiver
-from tests.support.receiver.signatures import SECRET
 from tests.support.service import RelayService
 from tests.support.wait import until
 
@@ -38,14 +36,6 @@ probe_seconds = 0.2
 probe_max_seconds = 0.5
 [routes]
 "*" = ["work"]
-"""
-SINK = """
-[sinks.{name}]
-type = "webhook"
-url = "{url}"
-secrets = ["{secret}"]
-allow_http = true
-allow_networks = ["127.0.0.0/8"]
 """
 ROWS = "select uid::text, state::text, attempts, last_error from outbox.delivery order by id"
 SECONDS = 60
@@ -157,24 +147,6 @@ def test_the_lease_of_an_extended_delivery_is_extended_and_it_is_made_once(datab
         until(lambda: not query(database, ROWS), seconds=SECONDS, what="it is settled")
         assert received(tmp_path) == [uid]
         assert relay.stop() == 0
-
-
-def test_handlers_that_misbehave_hurt_only_their_own_sink(database: Database, tmp_path: Path) -> None:
-    """One blocks for minutes, and the others raise, while another sink gets the same events."""
-    with Receiver() as receiver:
-        other = SINK.format(name="crm", url=receiver.url, secret=SECRET)
-        relay = relay_of(database, tmp_path, "plain", timeout=300, more="max_in_flight = 6")
-        text = relay.config.read_text().replace("[routes]", f"{other}[routes]").replace('["work"]', '["work", "crm"]')
-        relay.config.write_text(text)
-        with relay:
-            bad = [emit_payload(database, json.dumps(what), what) for what in ("block", "exit", "base", "raise")]
-            until(lambda: len(calls(tmp_path)) >= len(bad), seconds=SECONDS, what="all handlers are called")
-            good = [emit_payload(database, '"fine"', f"k{n}") for n in range(50)]
-            until(lambda: {*bad, *good} <= set(receiver.uids), seconds=10, what="the other sink delivers all of them")
-            assert query(database, "select count(*) > 1 from outbox.delivery where sink = 'work'") == [(True,)]
-            assert query(database, "select count(*) from outbox.delivery where sink = 'crm'") == [(0,)]
-            relay.kill()
-        assert len(receiver.uids) == len(set(receiver.uids))
 
 
 def test_a_stop_lets_a_handler_end(database: Database, tmp_path: Path) -> None:

@@ -84,27 +84,6 @@ def test_a_failed_request_is_sent_again_record_by_record_before_anything_later(
     assert f"topic orders: {KafkaError(code).name()}" in refused.reason
 
 
-def test_records_that_failed_between_suspects_are_sent_between_them(client: ScriptedClient, sink: KafkaSink) -> None:
-    events = some_events(30, keys=1)
-    client.script = fails(KafkaError.INVALID_RECORD, events[5], events[20])
-    verdicts = deliver(sink, events)
-    assert [place for place, verdict in enumerate(verdicts) if verdict is not DELIVERED] == [5, 20]
-    assert client.taken == [event.uid for event in events if event not in (events[5], events[20])]
-
-
-def test_a_destination_that_fails_while_records_are_sent_alone_ends_the_calls(
-    client: ScriptedClient, sink: KafkaSink
-) -> None:
-    events = some_events(10, keys=2)
-    invalid = fails(KafkaError.INVALID_RECORD, *events[2:5], alone=False)
-    down = fails(KafkaError.TOPIC_AUTHORIZATION_FAILED, events[4])
-    client.script = lambda record, alone: invalid(record, alone) or (down(record, alone) if alone else None)
-    verdicts = deliver(sink, events)
-    assert [verdict is DELIVERED for verdict in verdicts] == [True] * 4 + [False] * 6
-    assert client.taken == [event.uid for event in events[:4]]
-    assert not any(isinstance(verdict, Refused) for verdict in verdicts)
-
-
 def test_no_event_of_a_key_is_sent_after_a_refused_one_that_holds_it(client: ScriptedClient) -> None:
     events = [an_event("a"), an_event("a"), an_event("b"), an_event("a", headers='["not headers"]'), an_event("a")]
     client.script = fails(KafkaError.INVALID_RECORD, events[0])
