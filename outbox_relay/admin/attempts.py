@@ -89,7 +89,7 @@ def _attempt(row: Any) -> dict[str, Any]:
 def running(store: Store, longer_than: float) -> dict[str, Any]:
     """Return the leased rows whose delivery began at least ``longer_than`` seconds ago, for ``running --json``.
 
-    The fields are described in docs/commands.md. A delivery becomes a row when it has lasted ``park_after_seconds``.
+    The fields are described in docs/commands.md. A delivery becomes a row when it has lasted a second.
     Rows whose beginning is not known are always included.
 
     Raises ``DatabaseUnusable`` or ``DatabaseUnavailable``.

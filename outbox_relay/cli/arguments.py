@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from outbox_relay.domain.moment import read_due, read_moment
+from outbox_relay.domain.times import read_due, read_moment
 
 PAYLOAD_LEAST, PAYLOAD_BYTES = 1 << 10, 64 << 20
 """Smallest and largest payload ceiling, in bytes."""
@@ -41,6 +41,11 @@ def uid(value: str) -> UUID:
         return UUID(value)
     except ValueError:
         raise argparse.ArgumentTypeError("should be a UUID, as emit returned it") from None
+
+
+def names(value: str) -> tuple[str, ...]:
+    """Return names with commas between them."""
+    return tuple(dict.fromkeys(name.strip() for name in text(value).split(",") if name.strip()))
 
 
 def header(value: str) -> tuple[str, str]:

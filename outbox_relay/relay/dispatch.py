@@ -10,7 +10,7 @@ from uuid import UUID
 
 from outbox_relay.domain.event import DELIVER_AT, FAULT, StoredEvent
 from outbox_relay.domain.in_flight import Chunk
-from outbox_relay.domain.outcomes import Delivered, Unavailable, Verdict, next_attempt
+from outbox_relay.domain.outcomes import Delivered, Unavailable, Verdict
 from outbox_relay.postgres.rows import ClaimedRow
 from outbox_relay.relay.calls import LogWork, Permit, RowWork, SentCall, new_row_lease
 from outbox_relay.relay.outcomes import LEASE_MARGIN_SECONDS, SUSPECT_CRASHES, Outcomes
@@ -236,7 +236,7 @@ class Dispatcher:
         """Send events again whose time has come. Others come soon once the destination answers: positions wait."""
         if self._circuit.unavailable_since != self._unavailable_since:
             self._unavailable_since = self._circuit.unavailable_since
-            soon = now + self._parts.spec.circuit.probe_seconds
+            soon = now + self._parts.spec.settings.circuit.probe_seconds
             self._again = sorted((min(at, soon), number, work) for at, number, work in self._again)
         while self._again and self._again[0][0] <= now:
             self._turns.append(heapq.heappop(self._again)[2])
@@ -294,7 +294,7 @@ class Dispatcher:
             self._rows.appendleft(RowWork(work.rows[most:], work.until))
             work = RowWork(work.rows[:most], work.until)
         self._row_calls += 1
-        attempt = next_attempt(work.rows[0].attempts)
+        attempt = work.rows[0].attempts + 1
         call = SentCall(work.events, work.until, attempt, self._parts.clock.monotonic(), permit=permit, work=(work,))
         # The leases began with the claim, ``LEASE_MARGIN_SECONDS`` before ``until``, and last for two of them more.
         self._watch(call, work.until + self._sink.timeout_seconds + LEASE_MARGIN_SECONDS)
@@ -482,7 +482,7 @@ class Dispatcher:
         work.began = began if work.began is None else work.began
         answers_others = work.unavailable_since not in (None, circuit.unavailable_since)
         if answers_others and now - work.began >= spec.park_after_seconds:
-            self._outcomes.park(work.chunk, work.indexes[0], "waiting", due_in=spec.circuit.probe_seconds)
+            self._outcomes.park(work.chunk, work.indexes[0], "waiting", due_in=spec.settings.circuit.probe_seconds)
             self._end_turn(work.events[0])
             return
         if work.unavailable_since is None:

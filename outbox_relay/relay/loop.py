@@ -21,8 +21,8 @@ from outbox_relay.domain.errors import (
     StatementFailed,
 )
 from outbox_relay.domain.in_flight import InFlight
-from outbox_relay.domain.rate_limited_log import RateLimitedLog
-from outbox_relay.postgres.rows import TickResult
+from outbox_relay.domain.log_events import RateLimitedLog
+from outbox_relay.postgres.log import TickResult
 from outbox_relay.relay.dispatch import Dispatcher
 from outbox_relay.relay.earlier_outcomes import EarlierOutcomes
 from outbox_relay.relay.keeper import Keeper
@@ -64,14 +64,14 @@ class Session:
         spec, store, leases, clock = parts.spec, parts.store, parts.leases, parts.clock
         parts.now, parts.now_at = began.now, clock.monotonic()
         self.in_flight = InFlight()
-        self.circuit = Circuit(spec.circuit)
+        self.circuit = Circuit(spec.settings.circuit)
         replay_log = None if spec.replay is None else ReplayLog(store, spec.replay)
         self.settler = Settler(
             *(replay_log or store, leases, parts.relay, self.in_flight, loop.recorder, began.incarnation),
             clock.monotonic,
             self._written,
             hold=spec.hold,
-            only_tried=spec.record_attempts == "failures",
+            only_tried=spec.settings.record_attempts == "failures",
             measures=parts.measures,
             of_replay=replay_log is not None,
         )

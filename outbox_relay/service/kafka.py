@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outbox_relay.domain.errors import ConfigurationError
-from outbox_relay.fields import read_text
 from outbox_relay.settings import KafkaSettings
 from outbox_relay.sinks.kafka import KafkaSink, RecordFormat, TopicCreation
 from outbox_relay.sinks.kafka.settings import TokenProvider
@@ -24,11 +22,11 @@ def kafka_sink(name: str, settings: KafkaSettings, lease_seconds: float, replay:
     return KafkaSink(
         name,
         settings.topic_template(),
-        settings.producer,
+        settings.plain_producer,
         max(STALL_MIN_SECONDS, lease_seconds / 3),
         record_format=_record_format(settings, replay),
         creation=_topic_creation(settings),
-        secrets={name: partial(_read, path) for name, path in settings.producer_files.items()},
+        secrets={name: partial(secret.read, str) for name, secret in settings.secret_producer.items()},
         hold_keys=replay is None and settings.when_dead == "hold" and settings.order == "key",
         topics=settings.topics,
         delivery_details=settings.record_attempts == "all",
@@ -55,21 +53,7 @@ def _event_schemas(name: str, settings: KafkaSettings) -> EventSchemas | None:
     except ImportError:
         needs = "needs pip install 'outbox-relay[registry]'"
         raise ConfigurationError(f"sinks.{name}.registry: {needs}") from None
-
-    def password() -> str:
-        if registry.password_file is not None:
-            return _read(registry.password_file)
-        return "" if registry.password is None else registry.password.get_secret_value()
-
-    return EventSchemas(registry, None if topic.fields else settings.topic, registry.missing_seconds, password)
-
-
-def _read(path: Path) -> str:
-    """Return the secret in a file. Raises ValueError with the reason why there is none."""
-    try:
-        return read_text(path).removesuffix("\n").removesuffix("\r")
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+    return EventSchemas(registry, None if topic.fields else settings.topic)
 
 
 def _record_format(settings: KafkaSettings, replay: int | None) -> RecordFormat:
@@ -84,6 +68,5 @@ def _record_format(settings: KafkaSettings, replay: int | None) -> RecordFormat:
 
 
 def _topic_creation(settings: KafkaSettings) -> TopicCreation | None:
-    if settings.create_topics and settings.partitions and settings.replication_factor:
-        return TopicCreation(settings.partitions, settings.replication_factor)
-    return None
+    creation = settings.create_topics
+    return None if creation is None else TopicCreation(creation.partitions, creation.replication_factor)

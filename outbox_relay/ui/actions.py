@@ -9,7 +9,7 @@ from outbox_relay import admin
 from outbox_relay.admin import replays, sinks
 from outbox_relay.admin.actions import require_sink
 from outbox_relay.domain.errors import ConfigurationError
-from outbox_relay.domain.moment import read_moment
+from outbox_relay.domain.times import read_moment
 from outbox_relay.postgres.store import Store
 from outbox_relay.ui import forms
 from outbox_relay.ui.jobs import Report

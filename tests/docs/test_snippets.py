@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import shlex
@@ -158,11 +157,6 @@ def _exists(words: list[str], page: str) -> None:
     assert command in known, f"{page}: outbox-relay {command}"
     for option in (word.split("=")[0] for word in words if word.startswith("-")):
         assert option in COMMON | options(command), f"{page}: outbox-relay {command} {option}"
-
-
-@pytest.mark.parametrize("block", [b for b in blocks() if b.language == "python"], ids=str)
-def test_python_compiles(block: Block) -> None:
-    compile(block.text, str(block), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
 @pytest.mark.parametrize("command", sorted(parsers()))

@@ -76,26 +76,6 @@ def test_lists_are_tables_or_json(database: Database, uid: str) -> None:
     assert "status 422" in ask(database, "dead", "summary").out
 
 
-def test_a_list_has_fifty_deliveries_unless_told(database: Database) -> None:
-    register(database, "crm", pattern="*")
-    with database.connect() as connection:
-        connection.execute(COPIES.format(70).encode())
-    for options, length in (((), 50), (("--limit", "60"), 60)):
-        found = ask(database, "dead", "list", "--json", *options).json
-        assert (len(found["deliveries"]), found["total"], found["exact"]) == (length, 61, True)
-
-
-def test_a_filter_that_selects_nothing_says_so(database: Database, uid: str) -> None:
-    assert uid
-    for words in (("list",), ("summary",), ("retry", "--yes"), ("discard", "--reason", "r", "--yes")):
-        ended = ask(database, "dead", *words, "--key", "another")
-        assert (ended.code, ended.err) == (0, "")
-        assert ended.out.startswith("no "), ended.out
-    assert ask(database, "dead", "export", "--key", "another").err == "no delivery matches\n"
-    assert ask(database, "audit").out == "no action is recorded\n"
-    assert ask(database, "audit", "--json").json == {"audit": []}
-
-
 def test_an_event_is_shown_with_its_payload_if_asked_for(database: Database, uid: str) -> None:
     ended = ask(database, "dead", "show", uid)
     assert ended.code == 0
@@ -105,29 +85,6 @@ def test_an_event_is_shown_with_its_payload_if_asked_for(database: Database, uid
     found = ask(database, "dead", "show", uid, "--payload", "--json", "--sink", "crm").json
     assert (found["payload"], found["payload_encoding"], found["headers"]) == ('{"id": 1}', "utf-8", None)
     assert [d["state"] for d in found["deliveries"]] == ["dead"]
-
-
-def test_an_event_is_shown_with_every_recorded_attempt(database: Database, uid: str) -> None:
-    with database.connect() as connection:
-        connection.execute(
-            "insert into outbox.attempt (uid, sink, id, number, relay, outcome, status, error, milliseconds) "
-            "select %s::uuid, sink, 1, n, 'here', 'failed', 503, 'answered 503', 7 "
-            "from generate_series(1, 60) n, unnest(array['crm', 'events']) sink",
-            (uid,),
-        )
-    [delivery] = ask(database, "dead", "show", uid, "--json").json["deliveries"]
-    attempts = delivery["attempts_recorded"]
-    assert sorted(each["number"] for each in attempts) == list(range(1, 61))
-    assert (attempts[0]["relay"], attempts[0]["status"]) == ("here", 503)
-    lines = ask(database, "dead", "show", uid).out.splitlines()
-    assert len([line for line in lines if line.endswith("failed  7.0 ms  503  here  answered 503")]) == 60
-
-
-def test_an_event_without_a_delivery_is_not_found(database: Database, uid: str) -> None:
-    for words in ((str(uuid4()),), (uid, "--sink", "events")):
-        ended = ask(database, "dead", "show", *words)
-        assert (ended.code, ended.out) == (3, "")
-        assert f"outbox-relay why {words[0]}" in ended.err
 
 
 def test_an_export_has_every_payload_byte_for_byte(database: Database) -> None:
@@ -148,16 +105,6 @@ def test_an_export_has_every_payload_byte_for_byte(database: Database) -> None:
     assert got == wanted
     assert [line["uid"] for line in lines] == list(reversed(wanted))
     assert lines[0]["error"] == "answered 422"
-
-
-@pytest.mark.slow  # writes many rows
-def test_an_export_of_many_comes_in_steps(database: Database) -> None:
-    register(database, "crm", pattern="*")
-    with database.connect() as connection:
-        connection.execute(COPIES.format(1510).encode())
-        connection.execute("update outbox.delivery set payload = decode(repeat('00', 3000000), 'hex') where id < 20")
-    lines = ask(database, "dead", "export", "--type", "t").out.splitlines()
-    assert len({json.loads(line)["uid"] for line in lines}) == len(lines) == 1501
 
 
 @pytest.mark.parametrize("example", examples("dead "), ids=lambda example: example.partition("\n")[0][14:30])
@@ -215,18 +162,6 @@ def test_a_named_event_is_discarded_and_why_and_audit_say_so(database: Database,
     assert (ended.code, ended.err) == (0, f"event {uid} was discarded\n")
 
 
-def test_a_row_in_another_state_is_explained_with_the_option_that_selects_it(database: Database, uid: str) -> None:
-    with database.connect() as connection:
-        connection.execute(
-            "update outbox.delivery set state = 'waiting', ordered = false, due_at = now() + interval '1 day'"
-        )
-    ended = ask(database, "dead", "discard", uid, "--reason", "r")
-    assert (ended.code, ended.out) == (0, "no dead delivery matches\n")
-    assert ended.err == f"event {uid} is waiting for sink crm: add --state waiting to select it\n"
-    ended = ask(database, "dead", "discard", uid, "--reason", "r", "--state", "waiting")
-    assert (ended.code, ended.out) == (0, "discarded 1 delivery\n")
-
-
 @pytest.mark.usefixtures("uid")
 def test_a_scheduled_event_that_is_named_is_cancelled(database: Database) -> None:
     """Goes red when the one who names it has to know its state, or when a filter cancels what it does not name."""
@@ -240,25 +175,6 @@ def test_a_scheduled_event_that_is_named_is_cancelled(database: Database) -> Non
     ended = ask(database, "dead", "discard", found, "--sink", "crm", "--reason", "r")
     assert (ended.code, ended.out) == (0, "discarded 1 delivery\n")
     assert query(database, "select from outbox.scheduled") == []
-
-
-def test_an_age_in_a_filter_is_shown_as_people_write_it(database: Database, uid: str) -> None:
-    assert uid
-    assert ask(database, "dead", "retry", "--since", "120m", "--yes").code == 0
-    [action] = ask(database, "audit", "--json").json["audit"]
-    assert action["filter"].pop("as_of") <= action["at"], "the time of the count, from which the age is reckoned"
-    assert action["filter"] == {"since": "2h", "states": ["dead"]}
-    assert '"since": "2h"' in ask(database, "audit").out
-
-
-@pytest.mark.usefixtures("uid")
-def test_events_without_a_row_are_explained(database: Database) -> None:
-    logged, unknown = emit(database), str(uuid4())
-    ended = ask(database, "dead", "discard", logged, "--reason", "r")
-    assert ended.code == 0
-    assert f"event {logged} has no delivery of its own: it was delivered, or is still to be read" in ended.err
-    ended = ask(database, "dead", "retry", unknown)
-    assert (ended.code, ended.out, ended.err) == (3, "", f"no event {unknown} is known\n")
 
 
 def test_a_named_event_that_is_being_delivered_is_left_with_exit_code_1(database: Database, uid: str) -> None:
@@ -278,15 +194,6 @@ def test_an_unknown_event_among_others_is_named(database: Database, uid: str) ->
     unknown = str(uuid4())
     ended = ask(database, "dead", "retry", uid, unknown, "--json")
     assert (ended.code, ended.json, ended.err) == (3, {"done": 1, "left": 0}, f"no event {unknown} is known\n")
-
-
-def test_an_unknown_event_among_others_that_do_not_match_is_named_too(database: Database, uid: str) -> None:
-    """Goes red when a mistyped uid counts as done because another one of the command is known."""
-    assert ask(database, "dead", "discard", uid, "--reason", "r").code == 0
-    unknown = str(uuid4())
-    ended = ask(database, "dead", "retry", uid, unknown, "--json")
-    assert (ended.code, ended.json) == (3, {"done": 0, "left": 0})
-    assert ended.err == f"event {uid} was discarded\nno event {unknown} is known\n"
 
 
 def test_a_delivery_that_would_be_read_again_is_left_with_the_reason(

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from outbox_relay.admin import status
 from outbox_relay.admin.doctor import doctor
 from outbox_relay.domain import circuit
-from outbox_relay.domain.retry import RetryPolicy
+from outbox_relay.domain.outcomes import RetryPolicy
 from outbox_relay.ui.sink_health import judge_sink
 from tests.support.database import Database, query
 from tests.support.deliveries import emit, has
@@ -154,7 +154,7 @@ def test_a_receiver_that_refuses_everything_opens_the_circuit_and_no_event_dies(
             pass  # nothing is to happen but probes
         assert query(database, DEAD) == [(0,)]
         counted = "select from outbox.delivery having max(attempts) = 1 and count(*) filter (where attempts > 0) = {}"
-        has(database, counted.format(harness.loops[0].parts.spec.circuit.open_after))
+        has(database, counted.format(harness.loops[0].parts.spec.settings.circuit.open_after))
         assert f"answered {answer}" in status(harness.store)["sinks"]["crm"]["last_error"]
         refused = len(receiver.requests)
         receiver.answer = say(200)

@@ -48,13 +48,10 @@ def loaded_by(module: str) -> set[str]:
 
 def test_importing_emit_loads_psycopg_and_nothing_of_the_relay() -> None:
     psycopg_alone = loaded_by("psycopg")
-    assert loaded_by("outbox_relay.outbox") - psycopg_alone == {
-        *("outbox_relay", "outbox_relay.callers", "outbox_relay.emit_rows", "outbox_relay.emit_spans"),
-        "outbox_relay.outbox",
-    }
-    assert loaded_by("outbox_relay.inbox") - psycopg_alone == {
-        *("outbox_relay", "outbox_relay.callers", "outbox_relay.inbox", "outbox_relay.inbox_marks")
-    }
+    below = {"callers", "emit_rows", "emit_spans", "inbox_marks", "statements"}
+    for name in ("outbox", "inbox"):
+        expected = {"outbox_relay", *(f"outbox_relay.{each}" for each in below | {name})}
+        assert loaded_by(f"outbox_relay.{name}") - psycopg_alone == expected
 
 
 def test_every_field_arrives_as_it_was_given(database: Database, conn: psycopg.Connection[Any]) -> None:

@@ -21,7 +21,7 @@ dsn = "{dsn}"
 [sinks.events]
 type = "kafka"
 topic = "{topic}.{{type}}"
-parked_max = {parked_max}
+pending_max = {pending_max}
 # One broker cannot hold three copies: what is missing stays missing, until the test makes it.
 create_topics = true
 partitions = 1
@@ -59,8 +59,8 @@ def shown(database: Database) -> dict[str, Any]:
     return {"waiting": 0, "held": 0, "dead": 0, **rows, "attempts": attempts[0], "circuit": sink[0], "error": sink[1]}
 
 
-def relay(database: Database, kafka: KafkaBroker, topic: str, directory: Path, parked_max: int) -> RelayService:
-    text = CONFIG.format(dsn=database.dsn, topic=topic, bootstrap=kafka.bootstrap, parked_max=parked_max)
+def relay(database: Database, kafka: KafkaBroker, topic: str, directory: Path, pending_max: int) -> RelayService:
+    text = CONFIG.format(dsn=database.dsn, topic=topic, bootstrap=kafka.bootstrap, pending_max=pending_max)
     return RelayService(directory, text)
 
 
@@ -111,7 +111,7 @@ def test_a_key_does_not_overtake_its_event_that_waits_for_a_topic(
 
 def check(database: Database, kafka: KafkaBroker, topic: str, directory: Path, producer: str = "") -> tuple[int, str]:
     """Return the exit code of `check --online` and its lines on stderr."""
-    text = CONFIG.format(dsn=database.dsn, topic=topic, bootstrap=kafka.bootstrap, parked_max=1)
+    text = CONFIG.format(dsn=database.dsn, topic=topic, bootstrap=kafka.bootstrap, pending_max=1)
     file = directory / "relay.toml"
     file.write_text(text.replace("[routes]", f"{producer}\n[routes]").replace(".{type}", ""))
     ended = inside("check", "--online", "-c", file)

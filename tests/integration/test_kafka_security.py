@@ -3,6 +3,7 @@
 import json
 import signal
 from collections.abc import Callable, Generator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import pytest
 
 from outbox_relay import outbox
 from outbox_relay.domain.outcomes import DELIVERED, Unavailable
+from outbox_relay.fields import Secret
 from outbox_relay.sinks.contract.handing import hand_over_all, some_events
 from outbox_relay.sinks.kafka import KafkaSink
 from tests.support.command import inside
@@ -78,7 +80,7 @@ def test_scram_over_tls_with_the_password_in_a_file(
 ) -> None:
     path = tmp_path / "password"
     path.write_text(f"{PASSWORD}\n")
-    sink = sink_of(open_topic, secured.scram(), secrets={"sasl.password": lambda: path.read_text().strip()})
+    sink = sink_of(open_topic, secured.scram(), secrets={"sasl.password": partial(Secret(file=path).read, str)})
     assert sink.check() is None
     delivers(sink, secured, open_topic)
 
@@ -99,7 +101,7 @@ def test_a_wrong_password_is_reported_and_a_new_one_in_the_file_is_used_without_
     monkeypatch.setattr("outbox_relay.sinks.kafka.delivery.CHECK_SECONDS", 1.0)
     path = tmp_path / "password"
     path.write_text("hunter2-and-more")
-    sink = sink_of(open_topic, secured.scram(), secrets={"sasl.password": lambda: path.read_text().strip()})
+    sink = sink_of(open_topic, secured.scram(), secrets={"sasl.password": partial(Secret(file=path).read, str)})
     for reason in (sink.check() or "", refused(sink)):
         assert "Authentication failed" in reason
         assert "hunter2" not in reason
@@ -161,7 +163,6 @@ lease_seconds = 9
 type = "kafka"
 topic = "{topic}"
 producer = {producer}
-producer_files = {files}
 [sinks.events.circuit]
 probe_seconds = 0.5
 probe_max_seconds = 1
@@ -183,11 +184,9 @@ class Case(NamedTuple):
 
 
 def relay_of(database: Database, case: Case, directory: Path) -> RelayService:
-    producer, files = (
-        "{" + ", ".join(f'"{name}" = "{value}"' for name, value in settings.items()) + "}"
-        for settings in (case.producer, case.files)
-    )
-    text = CONFIG.format(dsn=database.dsn, topic=case.topic, producer=producer, files=files)
+    given = [f'"{name}" = "{value}"' for name, value in case.producer.items()]
+    given += [f'"{name}" = {{ file = "{path}" }}' for name, path in case.files.items()]
+    text = CONFIG.format(dsn=database.dsn, topic=case.topic, producer=f"{{{', '.join(given)}}}")
     return RelayService(directory, text)
 
 

@@ -10,8 +10,8 @@ import psycopg
 import pytest
 
 from outbox_relay import outbox
-from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import DELIVERED, Unavailable
+from outbox_relay.domain.times import lease_clock
 from outbox_relay.sinks.contract.handing import an_event
 from outbox_relay.sinks.kafka import KafkaSink
 from tests.contract.kafka import proxied_broker

@@ -173,7 +173,7 @@ def test_the_log_says_that_new_settings_wait_for_a_long_request(
         delivered(sink, wanted)
         delivered(after, short)
     assert [line["requests"] for line in lines if line["event"] == "config.waits"] == [1]
-    assert served.spec.record_attempts == "all"
+    assert served.spec.settings.record_attempts == "all"
 
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])

@@ -156,12 +156,6 @@ def test_the_page_selects_the_deliveries_of_a_tenant(books: Ledger) -> None:
     assert books.query("select state from outbox.delivery where uid = %s", other) == [("waiting",)]
 
 
-def test_an_event_that_is_no_longer_in_the_log_has_no_tenant(books: Ledger) -> None:
-    dead_of(books, "acme")
-    books.do("delete from outbox.event")
-    assert (dead(books, "list", "--tenant", "acme", "--json")).json["total"] == 0
-
-
 @pytest.mark.parametrize("wanted", ['{"tenant": ""}', '{"tenant": 1}', json.dumps({"tenant": "x" * 256})])
 def test_what_is_no_tenant_is_refused(database: Database, wanted: str) -> None:
     text = "select outbox.count_deliveries(%s)"

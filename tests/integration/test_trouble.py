@@ -59,10 +59,11 @@ def test_one_that_is_down_for_too_long_is_paused_and_resumed_it_gets_its_whole_t
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("outbox_relay.relay.report.REMIND_SECONDS", 0.5)
+    monkeypatch.setattr("outbox_relay.relay.report.PAUSE_AFTER_SECONDS", 10)
     late = Late()
     sink = MemorySink(late)
     late.script = fails(999, None, Unavailable("connection refused"))
-    circuit = CircuitPolicy(open_after=1, probe_seconds=0.05, probe_max_seconds=0.05, pause_after_seconds=10)
+    circuit = CircuitPolicy(open_after=1, probe_seconds=0.05, probe_max_seconds=0.05)
     with running(database.dsn, (spec("s", circuit=circuit), sink), lease_seconds=3) as harness:
         wanted = emit(database, ["a"])
         has(database, "select 1 from outbox.sink where circuit_since is not null and not paused")
@@ -110,7 +111,7 @@ def test_when_enough_rows_stand_for_a_part_the_position_stands_still_and_status_
     late.script = _trouble
     sink = MemorySink(late)
     sink.max_batch = 20
-    with running(database.dsn, (spec("s", parked_max=40), sink)) as harness:
+    with running(database.dsn, (spec("s", pending_max=40), sink)) as harness:
         wanted = emit(database, [f"orders-{n}" for n in range(400)])
         [(error,)] = has(database, "select last_error from outbox.sink where last_error like '%%no more%%'")
         assert error.startswith("topic orders: unknown topic; ")

@@ -10,8 +10,7 @@ from html import unescape
 
 import pytest
 
-from outbox_relay.domain.outcomes import DELIVERED, Attempt, Failed, Unavailable
-from outbox_relay.domain.retry import RetryPolicy
+from outbox_relay.domain.outcomes import DELIVERED, Attempt, Failed, RetryPolicy, Unavailable
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.service.figures import Entry, Value, dump
 from outbox_relay.ui.findings import CachedFindings

@@ -59,7 +59,8 @@ def test_it_starts_in_some_order() -> None:
 
 def test_secrets_are_those_that_are_read() -> None:
     mounted = {f"{compose.SECRETS}/{secret}" for secret in SERVICES["relay"]["secrets"]}
-    read = {str(sink.secrets_file) for sink in relay_settings().sinks.values() if isinstance(sink, WebhookSettings)}
+    webhooks = [sink for sink in relay_settings().sinks.values() if isinstance(sink, WebhookSettings)]
+    read = {str(each.secret.file) for sink in webhooks for each in sink.secrets}
     assert read == mounted
     assert SERVICES["receiver"]["environment"]["WEBHOOK_SECRETS_FILE"] in mounted
     assert set(SERVICES["receiver"]["secrets"]) == set(SERVICES["relay"]["secrets"])

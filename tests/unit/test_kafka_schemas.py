@@ -36,17 +36,14 @@ def server() -> Generator[RegistryServer]:
         yield running
 
 
-def schemas(
-    server: RegistryServer, form: str = "avro", only: str | None = None, missing_seconds: float = 600, **registry: Any
-) -> EventSchemas:
+def schemas(server: RegistryServer, form: str = "avro", only: str | None = None, **registry: Any) -> EventSchemas:
     table = {
         "type": "kafka",
         "topic": "{type}",
         "producer": {"bootstrap.servers": "x:1"},
         "registry": {"url": server.url, "format": form, "records": {"order.created": "shop.Order"}, **registry},
     }
-    settings = KafkaSettings.model_validate(table).registry
-    return EventSchemas(settings, only, missing_seconds, lambda: "a-password-of-the-registry")
+    return EventSchemas(KafkaSettings.model_validate(table).registry, only)
 
 
 def serializer(found: EventSchemas, topic: str, seconds_ago: float = 0.0) -> Serializer | Refused | Unavailable:
@@ -213,6 +210,10 @@ def test_a_registry_that_is_not_there_is_an_outage(server: RegistryServer) -> No
 
 
 def test_the_password_is_sent_and_shown_nowhere(server: RegistryServer) -> None:
-    found = schemas(server, username="relay", password="another")
+    found = schemas(server, user_info=f"relay:{SECRET}")
     assert isinstance(serializer(found, "avro"), Serializer)
-    assert base64.b64decode((server.logins[0] or "")[6:]) == b"relay:a-password-of-the-registry"
+    assert base64.b64decode((server.logins[0] or "")[6:]) == f"relay:{SECRET}".encode()
+    server.status, server.body = 401, {"error_code": 40101, "message": f"no such user: {SECRET}"}
+    with pytest.raises(SchemasUnavailable) as raised:
+        serializer(found, "json")
+    assert SECRET not in str(raised.value)

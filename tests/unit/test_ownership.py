@@ -14,7 +14,7 @@ import pytest
 import structlog
 
 from outbox_relay.domain.event import SHARDS
-from outbox_relay.postgres.rows import SinkRow
+from outbox_relay.postgres.sinks import SinkRow
 from outbox_relay.relay.keeper import Keeper, fair_quota
 from outbox_relay.relay.sink_leases import Lease, SinkLeases
 

@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, cast
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from outbox_relay.domain.errors import ConfigurationError
-from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import DELIVERED, Delivered, Refused, Unavailable, Verdict
+from outbox_relay.domain.times import lease_clock
 from outbox_relay.formats.headers import own_headers
 from outbox_relay.formats.topics import TopicTemplate
 from outbox_relay.sinks.calls import Call, Sink

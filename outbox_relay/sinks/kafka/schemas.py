@@ -36,8 +36,8 @@ from google.protobuf.message_factory import GetMessageClass
 from httpx import HTTPError
 from jsonschema.validators import validator_for
 
-from outbox_relay.domain.authorities import system_authorities
 from outbox_relay.domain.event import StoredEvent
+from outbox_relay.domain.files import system_authorities
 from outbox_relay.domain.outcomes import Refused, Unavailable
 from outbox_relay.sinks.kafka.checks import ClusterUnavailable
 from outbox_relay.sinks.tls import Tls, verify_alike
@@ -238,16 +238,11 @@ class EventSchemas:
     """Finds the serializers of events. Used by one thread, except for :meth:`check`.
 
     While the registry does not answer, the known schemas remain in use. An event whose subject has no usable schema
-    waits, and is refused after ``missing_seconds``. ``topic`` is that of all events, if there is only one. ``password``
-    returns the password, or raises ValueError with the reason why there is none.
+    waits, and is refused after ``missing_seconds``. ``topic`` is that of all events, if there is only one.
     """
 
-    def __init__(
-        self, settings: RegistrySettings, topic: str | None, missing_seconds: float, password: Callable[[], str]
-    ) -> None:
+    def __init__(self, settings: RegistrySettings, topic: str | None) -> None:
         self._settings = settings
-        self._missing_seconds = missing_seconds
-        self._password = password
         self._only = None if topic is None or settings.subject_name_strategy != "topic" else f"{topic}-value"
         """The subject of all events, if there is only one. Without its schema the destination is down."""
         self._answers: dict[Subject, _Answer] = {}
@@ -266,7 +261,7 @@ class EventSchemas:
         if answer.serializer is not None:
             return answer.serializer
         if self._is_late(answer, event):
-            return Refused(f"{answer.reason}, for {self._missing_seconds:g} s")
+            return Refused(f"{answer.reason}, for {self._settings.missing_seconds:g} s")
         if self._only is not None:
             return Unavailable(answer.reason)
         wait = max(answer.asked_at + answer.delay - now, 0.0) + answer.delay * (0.1 + random.random())  # noqa: S311
@@ -304,7 +299,7 @@ class EventSchemas:
         if answer.serializer is not None:
             return False
         age = (datetime.now(UTC) - event.created_at).total_seconds()
-        return min(age, time.monotonic() - answer.since) >= self._missing_seconds
+        return min(age, time.monotonic() - answer.since) >= self._settings.missing_seconds
 
     def _ask(self, subject: Subject, known: _Answer | None, seconds: float) -> _Answer:
         was_missing = known is not None and known.serializer is None
@@ -386,10 +381,10 @@ class EventSchemas:
             # Without one, OpenSSL asks the terminal for the password of an encrypted key.
             conf["ssl.key.password"] = ""
         try:
-            if settings.username is not None:
-                conf["basic.auth.user.info"] = f"{settings.username}:{self._password()}"
+            if settings.user_info is not None:
+                conf["basic.auth.user.info"] = settings.user_info.read(str)
         except ValueError as reason:
-            raise SchemasUnavailable(f"registry.password: {reason}") from None
+            raise SchemasUnavailable(f"registry.user_info: {reason}") from None
         try:
             client = SchemaRegistryClient(conf)
         except (OSError, ValueError) as error:

@@ -13,10 +13,9 @@ from typing import Any, TypeAlias
 
 from confluent_kafka import KafkaError, KafkaException, Producer, ThrottleEvent
 
-from outbox_relay.domain.authorities import system_authorities
 from outbox_relay.domain.errors import ConfigurationError
-from outbox_relay.domain.hidden_values import without
-from outbox_relay.domain.secret_names import may_hold_secret
+from outbox_relay.domain.files import system_authorities
+from outbox_relay.domain.redaction import may_hold_secret, without
 
 Scalar: TypeAlias = str | int | float | bool
 

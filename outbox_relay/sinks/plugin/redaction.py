@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, cast
 
-from outbox_relay.domain import hidden_values
+from outbox_relay.domain import redaction
 from outbox_relay.domain.outcomes import clip
 
 HIDDEN = "…"
@@ -40,5 +40,5 @@ def without(text: str, hidden: Sequence[str]) -> str:
     """Return ``text`` as a line in which each text in ``hidden`` is replaced, the longest first."""
     for each in sorted(set(hidden), key=len, reverse=True):
         if len(each) >= SHORTEST:
-            text = hidden_values.without(text, each, HIDDEN, anywhere=True)
+            text = redaction.without(text, each, HIDDEN, anywhere=True)
     return clip(text)

@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from outbox_relay.domain.event import StoredEvent
-from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import Attempt, Delivered, Failed, Refused, Unavailable, Verdict
+from outbox_relay.domain.times import lease_clock
 from outbox_relay.raised import raised
 from outbox_relay.sinks.settings import PluginSettings
 from outbox_relay.sinks.threads import LATE, Job, ThreadedSink

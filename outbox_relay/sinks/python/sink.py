@@ -16,9 +16,9 @@ from uuid import UUID
 import psycopg
 
 from outbox_relay.delivery import Delivery
-from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import Attempt, Failed, Unavailable, Verdict, clip
-from outbox_relay.postgres.conninfo import find_authorities
+from outbox_relay.domain.times import lease_clock
+from outbox_relay.postgres.dsn import find_authorities
 from outbox_relay.sinks.posting import EventLoopThread
 from outbox_relay.sinks.python.handler import TIMED_OUT, Handler, Unusable, check_result, described, load, verdict_of
 from outbox_relay.sinks.python.transactions import Transactions, reason_of
