@@ -25,7 +25,7 @@ class RelayContext(SinkContext):
 
 def kafka(settings: KafkaSettings, context: RelayContext) -> Sink:
     """Return a Kafka sink."""
-    from outbox_relay.service.kafka import kafka_sink
+    from outbox_relay.sinks.kafka import kafka_sink
 
     return kafka_sink(context.name, settings, context.settings.relay.lease_seconds, context.replay)
 

@@ -18,10 +18,9 @@ from google.protobuf.message_factory import GetMessageClass
 
 from outbox_relay import outbox
 from outbox_relay.domain.outcomes import DELIVERED, Refused, Unavailable
-from outbox_relay.service.kafka import kafka_sink
 from outbox_relay.settings import KafkaSettings, load
 from outbox_relay.sinks.contract.handing import an_event
-from outbox_relay.sinks.kafka import KafkaSink
+from outbox_relay.sinks.kafka import KafkaSink, kafka_sink
 from tests.support import installed
 from tests.support.apicurio import AVRO, JSON_SCHEMA, NoRegistry, SchemaRegistry, protobuf
 from tests.support.database import Database

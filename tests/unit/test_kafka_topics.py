@@ -10,10 +10,9 @@ from confluent_kafka import KafkaError
 
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Refused, Unavailable
-from outbox_relay.service.kafka import kafka_sink
 from outbox_relay.settings import KafkaSettings, load
 from outbox_relay.sinks.contract.handing import an_event, soon
-from outbox_relay.sinks.kafka import KafkaSink
+from outbox_relay.sinks.kafka import KafkaSink, kafka_sink
 from outbox_relay.sinks.kafka.topics import TopicTroubles
 from tests.support.kafka import scripted
 from tests.support.kafka.delivering import deliver, finish, submit

@@ -43,6 +43,7 @@ from outbox_relay.sinks.kafka.settings import ClientLog, ClientSettings, Scalar,
 from outbox_relay.sinks.kafka.topics import TopicCreation, TopicMetadata, TopicResolver, TopicTroubles
 
 if TYPE_CHECKING:
+    from outbox_relay.settings import KafkaSettings
     from outbox_relay.sinks.kafka.schemas import EventSchemas, Serializer
 
 MAX_BATCH = 4_000
@@ -69,6 +70,8 @@ CHECK_SECONDS = 5.0
 """Maximum wait of ``check`` for each answer of a broker."""
 BEHIND = Unavailable("an earlier event of its key was refused, and dead letters hold their key", behind=True)
 """The verdict on events that are not sent for that reason."""
+STALL_MIN_SECONDS = 3.0
+"""Minimum silence of a broker that counts as a stall; with a longer lease, a third of that."""
 LATE = Unavailable("not handed to Kafka's client in time", behind=True, untouched=True)
 """The verdict of events that are left when their lease is over, which says nothing about the destination."""
 
@@ -844,3 +847,61 @@ class KafkaSink(Sink):
             return not cluster.silent(brokers)
         except (ClusterUnavailable, KafkaException):
             return False
+
+
+# -- from settings to a sink ------------------------------------------------------------------------------------------
+
+
+def kafka_sink(name: str, settings: KafkaSettings, lease_seconds: float, replay: int | None = None) -> KafkaSink:
+    """Return the Kafka sink ``name``, or its client for a ``replay``, not yet open."""
+    return KafkaSink(
+        name,
+        settings.topic_template(),
+        settings.plain_producer,
+        max(STALL_MIN_SECONDS, lease_seconds / 3),
+        record_format=_record_format(settings, replay),
+        creation=_topic_creation(settings),
+        secrets={name: partial(secret.read, str) for name, secret in settings.secret_producer.items()},
+        hold_keys=replay is None and settings.when_dead == "hold" and settings.order == "key",
+        topics=settings.topics,
+        delivery_details=settings.record_attempts == "all",
+        schemas=_event_schemas(name, settings),
+        tokens=_token_provider(name, settings),
+    )
+
+
+def _token_provider(name: str, settings: KafkaSettings) -> TokenProvider | None:
+    """Return the provider of tokens, if there is one. Raise ``ConfigurationError`` if it cannot be imported."""
+    try:
+        return TokenProvider(settings.token_provider) if settings.token_provider else None
+    except ConfigurationError as error:
+        raise ConfigurationError(f"sinks.{name}.{error}") from None
+
+
+def _event_schemas(name: str, settings: KafkaSettings) -> EventSchemas | None:
+    """Return the schemas of a sink with a registry, or None. Raises ``ConfigurationError`` without its packages."""
+    registry, topic = settings.registry, settings.topic_template()
+    if not registry.url:
+        return None
+    try:
+        from outbox_relay.sinks.kafka.schemas import EventSchemas
+    except ImportError:
+        needs = "needs pip install 'outbox-relay[registry]'"
+        raise ConfigurationError(f"sinks.{name}.registry: {needs}") from None
+    return EventSchemas(registry, None if topic.fields else settings.topic)
+
+
+def _record_format(settings: KafkaSettings, replay: int | None) -> RecordFormat:
+    return RecordFormat(
+        settings.partition_header or None,
+        settings.tombstones,
+        None if settings.cloudevents == "none" else settings.cloudevents,
+        settings.cloudevents_source,
+        settings.type_header or None,
+        replay,
+    )
+
+
+def _topic_creation(settings: KafkaSettings) -> TopicCreation | None:
+    creation = settings.create_topics
+    return None if creation is None else TopicCreation(creation.partitions, creation.replication_factor)
