@@ -218,7 +218,7 @@ def test_registry_that_is_killed_loses_nothing_and_keeps_the_order(
     kafka.create_topic(f"{topic}.plain")
     with SchemaRegistry() as registry:
         registry.register(f"{topic}-value", "AVRO", AVRO)
-        text = config(kafka, topic, registry.url, 'format = "avro"\ntimeout_seconds = 1', database.dsn)
+        text = config(kafka, topic, registry.url, 'format = "avro"', database.dsn)
         text = text.replace('["events"]', '["events", "plain"]') + PLAIN.format(topic=topic, bootstrap=kafka.bootstrap)
         with RelayService(tmp_path, text) as service:
             emit(0)
