@@ -30,7 +30,7 @@ from outbox_relay.postgres.parameters import DETAIL_BYTES, detail_json, record_c
 from outbox_relay.relay.calls import new_row_lease
 from outbox_relay.sinks.calls import Call
 from outbox_relay.sinks.contract.handing import an_event
-from outbox_relay.sinks.kafka.delivery import Delivery, KeyBlocks
+from outbox_relay.sinks.kafka.delivery import Delivery
 
 EVENT = an_event()
 POLICY = RetryPolicy(attempts=3, base_seconds=1.0, max_seconds=9.0, jitter=0.0)
@@ -143,11 +143,11 @@ def test_verdicts_have_partition_and_offset_only_if_they_are_asked_for() -> None
     delivery, partitions = Delivery(2), set[tuple[str, int]]()
     for details in (False, True):
         call = Call([EVENT, EVENT], 0.0)
-        delivery.begin(call, 1, 0.0, details=details)
-        delivery.collect_partitions(partitions)
+        delivery.begin(call, 1, 0.0, [], details=details)
+        delivery.partitions, delivery.collects = partitions, True
         for index in (0, 1):
             delivery.callbacks[index](None, Message("t", 3, 11 + index))
-        assert delivery.end(KeyBlocks()) is call
+        assert delivery.end() is call
         assert partitions == {("t", 3)}
         if not details:
             assert call.verdicts is None
