@@ -82,7 +82,7 @@ def _run(arguments: argparse.Namespace, verb: str, done: str, act: Act) -> int:
         say("no delivery was changed")
         return FAILED
     wanted["as_of"] = matched.at  # what has come, died or failed since was not counted, and is left
-    unknown = query(arguments, lambda store: admin.unknown_events(store, wanted))
+    _, unknown = query(arguments, lambda store: admin.missing(store, wanted, arguments.states))
     progress = _Actions(matched, done)
     try:
         result = query(arguments, lambda store: act(store, wanted, progress.report))
@@ -116,7 +116,7 @@ def _none(arguments: argparse.Namespace, wanted: Filter, state: str) -> int:
     lines, unknown = query(arguments, lambda store: admin.missing(store, wanted, arguments.states))
     for line in lines:
         say(line)
-    if unknown and unknown == len(lines):
+    if unknown and len(unknown) == len(lines):
         return NOT_FOUND
     if arguments.json:
         print(json.dumps({"done": 0, "left": 0}))

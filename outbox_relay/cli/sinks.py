@@ -50,9 +50,9 @@ def _place(value: str) -> str:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from outbox_relay.admin import render_sinks, sinks
+    from outbox_relay.admin import sinks, sinks_text
 
-    show(arguments, sinks.sinks, render_sinks.sinks_text)
+    show(arguments, sinks.sinks, sinks_text)
     return DONE
 
 

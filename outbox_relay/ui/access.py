@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
 import ipaddress
 import os
@@ -272,8 +271,3 @@ def read_networks(text: str) -> list[Network]:
     if any(each.prefixlen == 0 for each in (*old, *new)):
         raise ConfigurationError(f"--trusted-proxies: {text!r} would let every client name its user")
     return found
-
-
-def stable_digest(secret: bytes, *parts: str) -> str:
-    """Return a keyed digest of ``parts`` in hexadecimal digits."""
-    return hmac.new(secret, "\0".join(parts).encode(errors="surrogatepass"), hashlib.sha256).hexdigest()

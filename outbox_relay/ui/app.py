@@ -24,35 +24,31 @@ from outbox_relay.domain.errors import (
     StatementFailed,
 )
 from outbox_relay.service.logs import logger
-from outbox_relay.ui import act, api, pages, reads
+from outbox_relay.ui import delivery_views, endpoints, log_views
 from outbox_relay.ui.access import Access, Authenticate, Host
+from outbox_relay.ui.endpoints import PREFIX
 from outbox_relay.ui.guard import Guard, path_of
 from outbox_relay.ui.jobs import TooManyJobs
 from outbox_relay.ui.render import ENVIRONMENT, error_page, root_of, site_of
 from outbox_relay.ui.site import PageOptions, Site
+from outbox_relay.ui.views import VIEWS, View
 
 Endpoint: TypeAlias = Callable[[Request], Response]
 
 PAGES: Final[Mapping[str, Endpoint]] = {
-    "/": pages.shown("overview.html", reads.overview),
-    "/sinks/{name}": pages.sink,
-    "/exceptions": pages.exceptions,
-    "/exceptions/export": pages.export,
-    "/events/{uid}": pages.shown("event.html", reads.event),
-    "/keys/{hash}": pages.shown("key.html", reads.key),
-    "/replays": pages.shown("replays.html", reads.replays),
-    "/schedules": pages.shown("schedules.html", reads.schedules),
-    "/relays": pages.shown("relays.html", reads.relays),
-    "/database": pages.shown("database.html", reads.database),
-    "/audit": pages.shown("audit.html", reads.audit),
-    "/jobs/{id}": pages.job,
-    "/actions/{action}": act.plan,
-    **{api.PREFIX + path: endpoint for path, endpoint in api.ENDPOINTS.items()},
+    "/": endpoints.shown(View(log_views.overview, "", "", template="overview.html")),
+    "/exceptions": delivery_views.exceptions_page,
+    "/exceptions/export": delivery_views.export,
+    "/actions/{action}": endpoints.plan,
+    **{path: endpoints.shown(view) for path, view in VIEWS.items() if view.template},
+    **{PREFIX + path: endpoints.answered(view) for path, view in VIEWS.items()},
+    PREFIX + "/exceptions/export": delivery_views.export,
+    PREFIX + "/openapi.json": endpoints.openapi,
 }
 POSTS: Final[Mapping[str, Endpoint]] = {
-    "/search": pages.search,
-    "/actions/{action}": act.act,
-    api.PREFIX + "/actions/{action}": api.action,
+    "/search": endpoints.search,
+    "/actions/{action}": endpoints.act,
+    PREFIX + "/actions/{action}": endpoints.answer_action,
 }
 
 
@@ -68,7 +64,7 @@ def _threaded(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
 ROUTES: Final = (
     *(Route(path, _threaded(endpoint), methods=["GET"]) for path, endpoint in PAGES.items()),
     *(Route(path, _threaded(endpoint), methods=["POST"]) for path, endpoint in POSTS.items()),
-    Route("/static/{name}", pages.static),
+    Route("/static/{name}", endpoints.static),
 )
 
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from datetime import date
 from typing import Any
 
-from outbox_relay.admin.doctor.finding import Finding
-from outbox_relay.admin.doctor.sinks import listed
+from outbox_relay.admin.doctor.finding import Finding, listed
 from outbox_relay.retention.wording import LOCKED, PASSING, keepers_text, left_text
 
 LEAST_AHEAD_SECONDS = 86_400.0
