@@ -32,6 +32,11 @@ LISTED: Final = (
     "uid", "sink", "type", "key", "state", "attempts", "error", "status", "since", "due_at", "last_attempt_at",
 )  # fmt: skip
 """The values of a delivery in a list."""
+EXPORTED: Final = (
+    "uid", "sink", "type", "key", "state", "attempts", "error", "status", "content_type", "since", "created_at",
+    "deliver_at", "headers",
+)  # fmt: skip
+"""The values of a delivery in an export, without its payload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +177,7 @@ def export(store: Store, wanted: Filter) -> Generator[dict[str, Any]]:
     limits = {"most": EXPORT_ROWS, "most_bytes": EXPORT_BYTES}
     while rows := _page(store, "dead_export", wanted, before, grant="payloads", **limits):
         for row in rows:
-            values = plain(row)
-            del values["id"]
-            yield {**values, **_encoded(row.payload)}
+            yield {**plain(row, *EXPORTED), **_encoded(row.payload)}
         before = (rows[-1].id, rows[-1].sink)
 
 

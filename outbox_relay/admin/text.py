@@ -77,9 +77,11 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def table(rows: Iterable[Values], **columns: Column) -> list[str]:
     """Return a table of ``rows`` under the names of ``columns``. None is shown as a dash."""
-    header = [name.replace("_", " ") for name in columns]
-    cells = [[_cell(column(row) if callable(column) else row[column]) for column in columns.values()] for row in rows]
-    return aligned([header, *cells])
+    return aligned([[name.replace("_", " ") for name in columns], *_cells(rows, columns)])
+
+
+def _cells(rows: Iterable[Values], columns: Mapping[str, Column]) -> list[list[str]]:
+    return [[_cell(column(row) if callable(column) else row[column]) for column in columns.values()] for row in rows]
 
 
 def _cell(value: object) -> str:
@@ -208,7 +210,8 @@ def _blocked_lines(found: Values) -> list[str]:
     if found["idle"]:
         lines.append(f"no relay empties days, {_no_pass(found)}: set [retention] enabled = true, or run retention run")
     reasons: dict[str, list[str]] = {}
-    for day in found["blocked"]:
+    blocked: list[dict[str, Any]] = found["blocked"]
+    for day in blocked:
         kept = keepers_text(day["kept_by"])
         reasons.setdefault(f"kept by {kept}" if kept else f"due at the next pass{left_text(day)}", []).append(
             day["day"]
@@ -238,12 +241,15 @@ def retention_text(found: Values) -> str:
         lines += [f"{_no_pass(found)}: run a relay or retention run"] if found["idle"] else []
     if not found["days"]:
         return joined([*lines, "the log has no events"])
-    kept: Column = lambda day: keepers_text(day["kept_by"]) or (f"due{left_text(day)}" if day["due"] else "")  # noqa: E731
     days = table(
         found["days"], DAY="day", EVENTS="events", BYTES="bytes", ARCHIVED="archived", EMPTIED=_time("emptied"),
-        KEPT_BY=kept,
+        KEPT_BY=_kept,
     )  # fmt: skip
     return joined([*lines, *days])
+
+
+def _kept(day: Values) -> str:
+    return keepers_text(day["kept_by"]) or (f"due{left_text(dict(day))}" if day["due"] else "")
 
 
 def preview_text(found: Values) -> str:
@@ -452,8 +458,8 @@ def _timeline(records: Sequence[Values]) -> list[str]:
     """Return a line for each attempt of one sink. One that only has the delivery has none: the state describes it."""
     if len(records) == 1 and records[0]["outcome"] == "delivered":
         return []
-    _, *lines = table(records, AT="at", NUMBER=lambda row: f"attempt {row['number']}", **ATTEMPT)
-    return [f"    {line}" for line in lines]
+    columns: Mapping[str, Column] = {"AT": "at", "ATTEMPT": lambda row: f"attempt {row['number']}", **ATTEMPT}
+    return [f"    {line}" for line in aligned(_cells(records, columns))]
 
 
 # -- replays, schedules, sinks ----------------------------------------------------------------------------------------

@@ -130,7 +130,7 @@ def sink(request: Request, fields: Mapping[str, str]) -> dict[str, Any]:
     if row is None:
         raise NotFound(unknown_sink(store, name))
     figures = read_figures(store)
-    listed: dict[str, Any] = next((each for each in list_sinks(store)["sinks"] if each["name"] == name), {})
+    listed: dict[str, Any] = {each["name"]: each for each in list_sinks(store)["sinks"]}.get(name, {})
     groups = summarize(site, {"sink": name, "states": ["dead"]})
     errors = store.by_index("errors_of_sink", {"sink": name, "most": LAST_ERRORS, "looks": ERROR_LOOKS}, "read")
     return {

@@ -18,7 +18,7 @@ from outbox_relay.domain.outcomes import DELIVERED, Refused, Verdict
 from outbox_relay.ui.users import User
 from tests.support import books as owned
 from tests.support import browser as chromium
-from tests.support.database import Database, query
+from tests.support.database import Database
 from tests.support.deliveries import delivered, emit, has
 from tests.support.ledger import Ledger
 from tests.support.memory_sink import MemorySink
@@ -83,23 +83,6 @@ def test_dead_letters_are_found_understood_retried_and_arrive(database: Database
         expect(page.get_by_text("anna@page")).to_have_count(2)
 
 
-def test_a_sink_is_paused_and_resumed(database: Database, browser: Browser) -> None:
-    sink = MemorySink()
-    events = emit(database, ["a", "b"])
-    with running(database.dsn, (spec("s"), sink)) as harness, served(database, OPERATOR) as address:
-        harness.owns_all()
-        delivered(sink, events)
-        harness.settled()
-        page = browser.new_page()
-        page.goto(f"{address}/sinks/s")
-        confirm(page, "Pause", "maintenance")
-        expect(page.get_by_text("sink s is paused")).to_be_visible()
-        page.get_by_role("link", name="Back").click()
-        expect(page.get_by_text("maintenance").first).to_be_visible()
-        confirm(page, "Resume")
-        expect(page.get_by_text("sink s is resumed")).to_be_visible()
-
-
 class Gate:
     """A destination of a replay that keeps some keys waiting until the gate is open, and refuses one event."""
 
@@ -149,43 +132,6 @@ def test_a_replay_is_started_watched_and_ends_with_counts_that_add_up(database: 
         assert sorted(clients.ids(1)) == [event for event in events[:-1] if event != events[1]]
 
 
-def test_a_schedule_is_paused_resumed_and_run(database: Database, browser: Browser) -> None:
-    sink = MemorySink()
-    register(database, schedule("yearly", cron="0 0 1 1 *"))
-    with running(database.dsn, (spec("s"), sink)) as harness, served(database, OPERATOR) as address:
-        harness.owns_all()
-        page = browser.new_page()
-        page.goto(address)
-        page.get_by_role("link", name="Schedules", exact=True).click()
-        row = page.locator("tbody tr")
-        expect(row).to_contain_text("yearly active")
-        confirm(page, "Pause", "stocktaking")
-        expect(page.get_by_text("schedule yearly is paused")).to_be_visible()
-        page.get_by_role("link", name="Back").click()
-        expect(row).to_contain_text("paused")
-        confirm(page, "Resume")
-        page.get_by_role("link", name="Back").click()
-        expect(row).to_contain_text("active")
-        confirm(page, "Run now")
-        expect(page.get_by_text(re.compile("event .* is emitted"))).to_be_visible()
-        [(event,)] = query(database, "select id from outbox.event")
-        delivered(sink, [event])
-        harness.settled()
-
-
-def test_a_viewer_sees_no_action(books: Ledger, browser: Browser) -> None:
-    [event] = books.emit("k")
-    books.park("s", books.row(event, "dead", error="gone"))
-    with served(books.database, VIEWER) as address:
-        page = browser.new_page()
-        for path in ("/exceptions", "/sinks/s", f"/events/{books.uid(event)}", "/replays"):
-            page.goto(address + path)
-            expect(page.locator("h1")).to_be_visible()
-            assert page.locator("main .button").all_inner_texts() in ([], ["Clear"])
-        page.goto(f"{address}/actions/pause?sink=s")
-        expect(page.get_by_text("only an operator may do this")).to_be_visible()
-
-
 def test_everything_can_be_read_and_done_without_javascript(books: Ledger, browser: Browser) -> None:
     [event] = books.emit("k")
     books.park("s", books.row(event, "dead", error="gone"))
@@ -219,25 +165,6 @@ def test_figures_are_refreshed_and_times_are_shown_in_the_zone_of_the_reader(boo
         assert at.utcoffset() == timedelta(0), "the exact time is shown on hover, in UTC"
         assert shown == f"{at.astimezone(ZoneInfo('Asia/Tokyo')):%Y-%m-%d %H:%M:%S} +09:00"
         assert errors == []
-
-
-def test_a_link_to_a_filtered_list_can_be_shared(books: Ledger, browser: Browser) -> None:
-    events = books.emit("a", "b")
-    for event, status in zip(events, (410, 500), strict=True):
-        books.park("s", books.row(event, "dead", error="gone", status=status))
-    with served(books.database, OPERATOR) as address:
-        page = browser.new_page()
-        page.goto(f"{address}/exceptions")
-        page.get_by_label("Status").fill("410")
-        page.get_by_label("Since").fill("1h")
-        page.get_by_role("button", name="Filter").click()
-        expect(page.locator("tbody tr")).to_have_count(1)
-        other = (browser.new_context()).new_page()
-        other.goto(page.url)
-        expect(other.locator("tbody tr")).to_have_count(1)
-        expect(other.get_by_text(books.uid(events[0]))).to_be_visible()
-        expect(other.get_by_label("Status")).to_have_value("410")
-        expect(other.get_by_label("Since")).to_have_value("1h")
 
 
 FOCUSED = "(document.activeElement.innerText || document.activeElement.name || '').trim()"

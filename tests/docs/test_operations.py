@@ -14,8 +14,7 @@ import pytest
 
 from outbox_relay import outbox
 from outbox_relay.admin import status
-from outbox_relay.admin.doctor.render import findings_text
-from outbox_relay.admin.render import status_text
+from outbox_relay.admin.text import findings_text, status_text
 from outbox_relay.domain.event import SHARDS, StoredEvent
 from outbox_relay.domain.log_events import LOG_EVENTS
 from outbox_relay.domain.outcomes import DELIVERED, Refused, Verdict

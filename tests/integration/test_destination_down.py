@@ -16,7 +16,7 @@ from outbox_relay.domain import circuit
 from outbox_relay.domain.circuit import CircuitPolicy
 from outbox_relay.domain.outcomes import Failed, Unavailable
 from outbox_relay.domain.retry import RetryPolicy
-from outbox_relay.ui.sink_health import judge_sink
+from outbox_relay.ui.sink_views import judge_sink
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit, has, in_order
 from tests.support.memory_sink import Late, MemorySink, fails

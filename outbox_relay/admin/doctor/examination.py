@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 from outbox_relay.admin.doctor import log, server, sinks
@@ -50,14 +51,17 @@ def doctor(store: Store, oldest_seconds: float = OLDEST_SECONDS) -> list[Finding
         findings += _examine_status(store, known, oldest_seconds)
     findings += _examine_log(store)
     before = time.time()
-    checks = (
+    is_alive, in_default = known.get("relays") != [], known.get("in_default_partition") or 0
+    checks: Sequence[tuple[str, Mapping[str, Any], Check]] = (
         ("doctor_server", {}, lambda rows: server.examine_server(rows[0], before, time.time())),
-        ("doctor_shards", {"seconds": sinks.UNOWNED_SECONDS, "alive": ALIVE_SECONDS},
-         lambda rows: sinks.examine_shards(rows, alive=known.get("relays") != [])),
-        ("doctor_partitions", {},
-         lambda rows: log.examine_partitions(known.get("in_default_partition") or 0, rows[0].ahead)),
+        (
+            "doctor_shards",
+            {"seconds": sinks.UNOWNED_SECONDS, "alive": ALIVE_SECONDS},
+            partial(sinks.examine_shards, alive=is_alive),
+        ),
+        ("doctor_partitions", {}, lambda rows: log.examine_partitions(in_default, rows[0].ahead)),
         *CHECKS,
-    )  # fmt: skip
+    )
     for name, parameters, check in checks:
         findings += _checked(store, name, parameters, check)
     return worst_first(findings)
