@@ -30,7 +30,7 @@ from tests.support.schedules import register, schedule
 pytestmark = pytest.mark.thorough
 
 books, browser = owned.books, chromium.browser
-OPERATOR, VIEWER = User("anna", "operator"), User("bob", "viewer")
+OPERATOR = User("anna", "operator")
 PATHS = ("/", "/sinks/s", "/exceptions", "/exceptions?view=groups", "/replays", "/schedules", "/relays", "/database",
          "/audit")  # fmt: skip
 NARROW, WIDE = {"width": 360, "height": 780}, {"width": 1280, "height": 900}

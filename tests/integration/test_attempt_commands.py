@@ -83,14 +83,6 @@ def test_without_a_record_the_setting_is_named_and_an_unknown_event_is_not_found
         admin.attempts(books.store, UUID(unknown))
 
 
-def test_attempts_outlast_the_log(books: Ledger) -> None:
-    [event] = books.emit("k")
-    uid = books.uid(event)
-    three(books, uid, event)
-    books.do("truncate outbox.event")
-    assert len((admin.attempts(books.store, UUID(uid)))["attempts"]) == 3
-
-
 def test_why_tells_when_an_event_was_delivered_and_what_came_before(books: Ledger) -> None:
     books.register(("t", ["*"], "beginning"))
     books.do("update outbox.sink set created_at = created_at - interval '1 hour'")  # the attempts lie in the past
@@ -112,16 +104,6 @@ def test_why_tells_when_an_event_was_delivered_and_what_came_before(books: Ledge
         ["attempt", "3", "delivered"],
     ]
     assert timeline[3] == "t  delivered; no record was kept"
-
-
-def test_why_shows_the_newest_attempts_of_each_sink(books: Ledger) -> None:
-    [event] = books.emit("k")
-    uid, now = books.uid(event), time.monotonic()
-    records = [AttemptRecord(event, uid, n, "failed", now - 1000 + n) for n in range(1, 121)]
-    books.store.settle("s", books.relay, {}, [], {}, records=records, relay="here")
-    found = (admin.why(books.store, UUID(uid)))["sinks"]["s"]["attempts_recorded"]
-    assert [each["number"] for each in found] == list(range(71, 121))
-    assert len((admin.attempts(books.store, UUID(uid)))["attempts"]) == 120
 
 
 def test_running_shows_leased_rows_longest_first(books: Ledger) -> None:
@@ -152,33 +134,6 @@ def test_running_shows_leased_rows_longest_first(books: Ledger) -> None:
     assert "unknown" in rows[0]
 
 
-def test_running_shows_a_row_whose_owner_is_not_known(books: Ledger) -> None:
-    [event] = books.emit("a")
-    books.park("s", books.row(event, due_in=0.0, lease=uuid4(), lease_for=60.0, claims=1))
-    books.do("update outbox.delivery set owner = null where id = %s", event)
-    found = ask(books.database, "running")
-    assert (found.code, found.err) == (0, "")
-    assert "unknown" in found.out.splitlines()[1].split()[6]
-
-
-def test_running_without_a_leased_row_says_so(database: Database) -> None:
-    ended = ask(database, "running")
-    assert (ended.code, ended.err) == (0, "")
-    assert "no delivery is running as a row" in ended.out
-    assert (ask(database, "running", "--json")).json == {"running": []}
-    assert (ask(database, "running", "--longer-than", "-1")).code == 2
-    assert (ask(database, "running", "--longer-than", "inf")).code == 2
-
-
-def test_neither_command_shows_payloads_or_headers(database: Database) -> None:
-    with database.connect() as connection:
-        connection.execute("""select outbox.emit('t', '"SECRET-P"', headers => '{"authorization": "SECRET-H"}')""")
-        found = connection.execute("select uid::text from outbox.event").fetchone()
-    assert found is not None
-    said = (ask(database, "attempts", found[0], "--json")).out + (ask(database, "running", "--json")).out
-    assert "SECRET" not in said
-
-
 def test_an_event_that_is_still_to_be_delivered_names_the_error_and_since_when(books: Ledger) -> None:
     [event] = books.emit("k")
     uid = books.uid(event)
@@ -198,12 +153,3 @@ def test_an_event_that_is_still_to_be_delivered_names_the_error_and_since_when(b
         "sink": "s", "state": "pending", "behind": None, "attempts": 0, "error": "Connection refused",
         "circuit": "open",
     }  # fmt: skip
-
-
-def test_a_row_that_failed_without_a_counted_attempt_names_its_own_error(books: Ledger) -> None:
-    first, second = books.emit("k", "k")
-    books.park("s", books.row(first, error="answered 502"), books.row(second, state="held"))
-    ended = ask(books.database, "attempts", books.uid(first))
-    assert ended.out == "s: not delivered yet; counted attempts: 0; last error: answered 502\n"
-    ended = ask(books.database, "attempts", books.uid(second))
-    assert f"s: not delivered yet, behind {books.uid(first)} of its key" in ended.out

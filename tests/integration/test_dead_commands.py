@@ -7,7 +7,6 @@ import json
 import os
 import pty
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,11 +28,6 @@ select 'crm', id, shard, 'dead', true, now(), 'answered 422', 422, uid, type, ke
   from outbox.event
 """
 NOWHERE = "01900000-0000-7000-8000-000000000000"
-COPIES = """
-insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, key, payload, content_type, created_at)
-select 'crm', g, g % 64, 'dead', true, now(), gen_random_uuid(), 't', 'k' || g, convert_to('x', 'UTF8'), 't', now()
-  from generate_series(10, {}) g
-"""
 
 
 def ask(database: Database, *arguments: str) -> Ended:
@@ -76,26 +70,6 @@ def test_lists_are_tables_or_json(database: Database, uid: str) -> None:
     assert "status 422" in ask(database, "dead", "summary").out
 
 
-def test_a_list_has_fifty_deliveries_unless_told(database: Database) -> None:
-    register(database, "crm", pattern="*")
-    with database.connect() as connection:
-        connection.execute(COPIES.format(70).encode())
-    for options, length in (((), 50), (("--limit", "60"), 60)):
-        found = ask(database, "dead", "list", "--json", *options).json
-        assert (len(found["deliveries"]), found["total"], found["exact"]) == (length, 61, True)
-
-
-def test_a_filter_that_selects_nothing_says_so(database: Database, uid: str) -> None:
-    assert uid
-    for words in (("list",), ("summary",), ("retry", "--yes"), ("discard", "--reason", "r", "--yes")):
-        ended = ask(database, "dead", *words, "--key", "another")
-        assert (ended.code, ended.err) == (0, "")
-        assert ended.out.startswith("no "), ended.out
-    assert ask(database, "dead", "export", "--key", "another").err == "no delivery matches\n"
-    assert ask(database, "audit").out == "no action is recorded\n"
-    assert ask(database, "audit", "--json").json == {"audit": []}
-
-
 def test_an_event_is_shown_with_its_payload_if_asked_for(database: Database, uid: str) -> None:
     ended = ask(database, "dead", "show", uid)
     assert ended.code == 0
@@ -123,13 +97,6 @@ def test_an_event_is_shown_with_every_recorded_attempt(database: Database, uid: 
     assert len([line for line in lines if line.endswith("failed  7.0 ms  503  here  answered 503")]) == 60
 
 
-def test_an_event_without_a_delivery_is_not_found(database: Database, uid: str) -> None:
-    for words in ((str(uuid4()),), (uid, "--sink", "events")):
-        ended = ask(database, "dead", "show", *words)
-        assert (ended.code, ended.out) == (3, "")
-        assert f"outbox-relay why {words[0]}" in ended.err
-
-
 def test_an_export_has_every_payload_byte_for_byte(database: Database) -> None:
     register(database, "crm", pattern="*")
     payloads = [b'{"a": "\xc3\xa9"}', b"\x00\xff", b"", "🦆\n\r\u2028".encode(), b"with \x00 NUL"]
@@ -150,16 +117,6 @@ def test_an_export_has_every_payload_byte_for_byte(database: Database) -> None:
     assert lines[0]["error"] == "answered 422"
 
 
-@pytest.mark.slow  # writes many rows
-def test_an_export_of_many_comes_in_steps(database: Database) -> None:
-    register(database, "crm", pattern="*")
-    with database.connect() as connection:
-        connection.execute(COPIES.format(1510).encode())
-        connection.execute("update outbox.delivery set payload = decode(repeat('00', 3000000), 'hex') where id < 20")
-    lines = ask(database, "dead", "export", "--type", "t").out.splitlines()
-    assert len({json.loads(line)["uid"] for line in lines}) == len(lines) == 1501
-
-
 @pytest.mark.parametrize("example", examples("dead "), ids=lambda example: example.partition("\n")[0][14:30])
 def test_the_examples_of_the_page_answer_as_they_stand(
     database: Database, example: str, monkeypatch: pytest.MonkeyPatch
@@ -177,14 +134,6 @@ def test_the_examples_of_the_page_answer_as_they_stand(
 
 
 # -- actions ------------------------------------------------------------------------------------------------------
-
-
-def test_a_dry_run_changes_nothing(database: Database, uid: str) -> None:
-    for words in (("retry",), ("discard", "--reason", "r")):
-        assert ask(database, "dead", *words, "--dry-run").out == "1 dead delivery matches\n"
-        assert ask(database, "dead", *words, uid, "--dry-run", "--json").json == {"matched": 1, "exact": True}
-    assert query(database, "select state from outbox.delivery") == [("dead",)]
-    assert query(database, "select count(*) from outbox.audit") == [(0,)]
 
 
 def test_an_action_by_filter_wants_a_yes(database: Database, uid: str) -> None:
@@ -242,15 +191,6 @@ def test_a_scheduled_event_that_is_named_is_cancelled(database: Database) -> Non
     assert query(database, "select from outbox.scheduled") == []
 
 
-def test_an_age_in_a_filter_is_shown_as_people_write_it(database: Database, uid: str) -> None:
-    assert uid
-    assert ask(database, "dead", "retry", "--since", "120m", "--yes").code == 0
-    [action] = ask(database, "audit", "--json").json["audit"]
-    assert action["filter"].pop("as_of") <= action["at"], "the time of the count, from which the age is reckoned"
-    assert action["filter"] == {"since": "2h", "states": ["dead"]}
-    assert '"since": "2h"' in ask(database, "audit").out
-
-
 @pytest.mark.usefixtures("uid")
 def test_events_without_a_row_are_explained(database: Database) -> None:
     logged, unknown = emit(database), str(uuid4())
@@ -278,15 +218,6 @@ def test_an_unknown_event_among_others_is_named(database: Database, uid: str) ->
     unknown = str(uuid4())
     ended = ask(database, "dead", "retry", uid, unknown, "--json")
     assert (ended.code, ended.json, ended.err) == (3, {"done": 1, "left": 0}, f"no event {unknown} is known\n")
-
-
-def test_an_unknown_event_among_others_that_do_not_match_is_named_too(database: Database, uid: str) -> None:
-    """Goes red when a mistyped uid counts as done because another one of the command is known."""
-    assert ask(database, "dead", "discard", uid, "--reason", "r").code == 0
-    unknown = str(uuid4())
-    ended = ask(database, "dead", "retry", uid, unknown, "--json")
-    assert (ended.code, ended.json) == (3, {"done": 0, "left": 0})
-    assert ended.err == f"event {uid} was discarded\nno event {unknown} is known\n"
 
 
 def test_a_delivery_that_would_be_read_again_is_left_with_the_reason(
@@ -383,27 +314,3 @@ def test_a_terminal_is_asked(
         os.write(terminal[0], answer)
         assert process.wait(30) == code
     assert query(database, "select state from outbox.delivery") == [(states,)]
-
-
-@pytest.mark.slow  # retries many rows
-def test_progress_is_shown_and_an_interrupted_action_can_be_run_again(
-    database: Database, uid: str, terminal: tuple[int, int]
-) -> None:
-    assert uid
-    with database.connect() as connection:
-        connection.execute(COPIES.format(3000).encode())
-    with on(terminal, database, "retry", "--yes", "--rate", "100") as process:
-        read_until(terminal, b" of 2,992")
-        process.send_signal(signal.SIGINT)
-        shown = read_until(terminal, b"for the others")
-        assert process.wait(30) == 130
-    assert b"interrupted; retried so far: " in shown
-    [(waiting, counted)] = query(
-        database,
-        "select (select count(*) from outbox.delivery where state = 'waiting'), (select sum(count) from outbox.audit)",
-    )
-    assert 0 < waiting == counted < 2992
-    query(database, "delete from outbox.delivery where state = 'waiting' returning 1")
-    assert (
-        ask(database, "dead", "discard", "--reason", "r", "--yes").out == f"discarded {2992 - waiting:,} deliveries\n"
-    )

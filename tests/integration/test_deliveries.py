@@ -110,42 +110,7 @@ def test_states_are_told_apart(books: Ledger) -> None:
     assert len(listed(books, states=["dead", "waiting", "held", "scheduled"], sink="crm")) == 4
 
 
-def test_times_that_python_cannot_load_are_shown_as_the_nearest(books: Ledger) -> None:
-    [uid] = dead(books, "k")
-    books.do(
-        "update outbox.delivery set created_at = 'infinity', deliver_at = '20000-01-01Z', due_at = 'infinity', "
-        "last_attempt_at = '-infinity'"
-    )
-    assert listed(books) == [uid]
-    assert admin.show_deliveries(books.store, UUID(uid), None, payload=True)["created_at"] > "9998"
-    assert [found["uid"] for found in admin.export(books.store, {})] == [uid]
-    assert admin.summarize(books.store, {})["groups"][0]["count"] == 1
-    books.do("update outbox.event set created_at = 'infinity', deliver_at = '-infinity'")
-    assert admin.why(books.store, UUID(uid))["uid"] == uid
-    books.do("update outbox.delivery set state = 'waiting'")
-    assert listed(books, states=["waiting", "scheduled"]) == [uid]
-
-
 # -- number -------------------------------------------------------------------------------------------------------
-
-
-def test_more_than_ten_thousand_are_not_counted(books: Ledger) -> None:
-    fill(books, 10_000)
-    assert admin.count_deliveries(books.store, {}) == admin.Matched(10_000, True)
-    fill(books, 1, first=10_001)
-    assert admin.count_deliveries(books.store, {}) == admin.Matched(10_000, False)
-    assert admin.count_deliveries(books.store, {"key": "k7"}) == admin.Matched(1, True)
-
-
-def fill(books: Ledger, count: int, first: int = 1) -> None:
-    """Make dead rows whose events the log does not have."""
-    books.do(
-        "insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, key, payload, content_type, "
-        "created_at) select 'crm', g, g %% 64, 'dead', true, now(), gen_random_uuid(), 't', 'k' || g, '', 't', now()"
-        "  from generate_series(%s::bigint, %s::bigint) g",
-        first,
-        first + count - 1,
-    )
 
 
 # -- summary ------------------------------------------------------------------------------------------------------

@@ -20,9 +20,6 @@ from tests.support.ledger import Ledger
 from tests.support.relay_harness import CountingStore
 from tests.support.settings_file import FILE, load_text
 
-"""Two statements may lie on both sides of a full minute."""
-RECENT, EARLIER = (1, 15), (16, 90)
-"""Minutes ago."""
 SQL = Path(database_module.__file__).parent / "sql"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from psycopg import errors
 
 from outbox_relay.domain.errors import LeaseLost
 from outbox_relay.domain.window import Position
@@ -158,51 +157,6 @@ def test_below_the_floor_of_a_rebase_the_log_is_read_in_the_old_numbering(databa
         delivered(sink, [*old, *new])
         harness.settled()
     assert sorted(ids(sink)) == [*(older if to == "beginning" else []), *old, *new]
-
-
-def test_what_a_seek_skips_is_passed_and_what_it_reads_again_is_not(database: Database) -> None:
-    register(database, "s")
-    ids_ = emit(database, KEYS[:4])
-    query(
-        database,
-        "update outbox.event set created_at = created_at - interval '1 hour' where id <= %s returning id",
-        ids_[1],
-    )
-    seek(database, "s", "PT60S")
-    passed = query(
-        database,
-        "select e.id from outbox.event e join outbox.standing n on n.sink = 's' and n.shard = e.shard "
-        "where outbox_internal.position_passed(e.id, e.xid, n.a_seq, n.a_snapshot, n.a_next, n.b_snapshot, n.last_id, "
-        "0) order by 1",
-    )
-    assert [found for (found,) in passed] == ids_[:2]
-
-
-def test_rows_stay_and_are_counted(database: Database) -> None:
-    register(database, "s")
-    [event] = emit(database, ["a"])
-    row = """insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, content_type, created_at)
-             select 's', e.id, e.shard, 'dead', false, now(), e.uid, e.type, 'application/json', e.created_at
-               from outbox.event e"""
-    call(database, row)
-    call(database, "insert into outbox.discarded (sink, id, uid, reason) values ('s', 1, gen_random_uuid(), 'x')")
-    seek(database, "s", "now")
-    assert query(database, "select id from outbox.delivery") == [(event,)]
-    ended = inside("sinks", "seek", "s", "--to", "beginning", "--yes", "--dsn", database.dsn)
-    assert ended.code == 0
-    assert "1 are dead letters" in ended.out
-    assert "Discarded before, and not delivered again: 1." in ended.out
-
-
-def test_a_seek_is_refused_if_the_configuration_changes_while_it_counts(database: Database) -> None:
-    register(database, "s")
-    with database.connect() as holder:
-        holder.execute("lock table outbox.sink in share row exclusive mode")
-        with begun(database, lambda one: one.execute(SEEK, ("now",)).fetchall()) as sought:
-            holder.execute("select outbox_internal.raise_config()")
-            holder.commit()
-            with pytest.raises(errors.SerializationFailure):
-                sought.result(SECONDS)
 
 
 def test_seek_says_first_what_it_does_and_asks(database: Database) -> None:

@@ -16,14 +16,14 @@ import pytest
 
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.ui import server
-from outbox_relay.ui.server import Serving, check
+from outbox_relay.ui.server import Serving, access_of
 from outbox_relay.ui.users import User, verify_password
 from tests.support.command import inside
 from tests.support.database import Database
 from tests.support.page import served
 
 LOOPBACK, ANYWHERE = ("127.0.0.1", 8090), ("192.0.2.1", 8090)
-USERS, TOKENS = Path("users"), Path("tokens")
+USERS = Path("users")
 PROXIES = {"proxy_header": "X-User", "trusted_proxies": "10.0.0.0/8"}
 
 
@@ -48,7 +48,7 @@ PROXIES = {"proxy_header": "X-User", "trusted_proxies": "10.0.0.0/8"}
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], said: str) -> None:
     given: dict[str, Any] = {"address": LOOPBACK, **options}
     with pytest.raises(ConfigurationError, match=said):
-        check(Serving(**given))
+        access_of(Serving(**given))
 
 
 def test_a_line_of_the_users_file_is_printed() -> None:

@@ -96,15 +96,6 @@ def test_events_are_judged_by_the_patterns_under_which_they_were_read(books: Led
     assert states(books, *first, *second) == ["settled", "settled", "not routed", "not routed", "settled"]
 
 
-def test_a_pattern_that_was_added_and_removed_again_has_delivered_what_came_between(books: Ledger) -> None:
-    for patterns in (["order.*", "user.*"], ["order.*"]):
-        change_routes(books, *patterns)
-        books = take_over(books)
-        [user, odd] = [*books.emit("a", type="user.created"), *books.emit("a", type="odd")]
-        to_the_end(books)
-        assert states(books, user, odd) == ["settled" if "user.*" in patterns else "not routed", "not routed"]
-
-
 @pytest.mark.fence("an event counts as delivered that only later or earlier routes match")
 def test_what_waited_when_the_routes_changed_is_unknown_if_only_some_match(books: Ledger) -> None:
     """Goes red when the routes of the newest generation count for what an older relay may have delivered."""
@@ -114,16 +105,6 @@ def test_what_waited_when_the_routes_changed_is_unknown_if_only_some_match(books
     assert states(books, order, user, odd) == ["settled", "unknown", "not routed"]
     assert (why(books, user))["reason"] == "routes changed"
     assert "the old or the new ones" in admin.why_text(admin.why(books.store, UUID(books.uid(user))))
-
-
-def test_what_waited_while_no_relay_had_the_sink_is_judged_by_the_new_routes(books: Ledger) -> None:
-    parked, user, order = (books.emit("a", type=name)[0] for name in ("order.paid", "user.created", "order.paid"))
-    books.park("s", books.row(parked, ordered=False))
-    books.store.release_shards("s", books.relay, books.epochs["s"])
-    change_routes(books, "user.*")
-    books.do("delete from outbox.delivery")
-    to_the_end(take_over(books))
-    assert states(books, parked, user, order) == ["unknown", "settled", "not routed"]
 
 
 @pytest.mark.fence("an owner, a claim under way or a row delivers on under the routes before")
@@ -151,22 +132,6 @@ def test_before_the_end_of_a_change_is_known_newer_events_may_be_of_the_older_ro
     [later] = books.emit("a", type="user.created")
     to_the_end(take_over(books))
     assert states(books, user, later) == ["unknown", "settled"]
-
-
-def test_an_older_generation_that_drains_still_delivers_what_it_has_read(books: Ledger) -> None:
-    [event_id] = books.emit("a", type="order.paid")
-    change_routes(books, "user.*")
-    assert states(books, event_id) == ["pending"]
-    books.do(LAPSE)
-    assert states(books, event_id) == ["unknown"]
-
-
-def test_a_claim_and_a_new_epoch_are_of_the_generation_in_force(books: Ledger) -> None:
-    generations = "select distinct generation from outbox.shard"
-    assert books.query(generations) == [(books.generations["s"],)]
-    change_routes(books, "user.*")
-    books.store.reclaim_shards("s", books.relay, 60.0)
-    assert books.query(generations) == [(books.generations["s"],)]
 
 
 # -- seeks --------------------------------------------------------------------------------------------------
@@ -202,15 +167,6 @@ def test_what_an_owner_may_have_delivered_before_it_notices_a_seek_is_unknown(bo
     assert states(books, order, user) == ["unknown", "settled"]
 
 
-def test_what_was_settled_before_a_seek_back_stays_settled_under_routes_that_do_not_match(books: Ledger) -> None:
-    [order] = books.emit("a", type="order.paid")
-    to_the_end(books)
-    change_routes(books, "user.*")
-    seek(books.database, "s", "beginning")
-    to_the_end(take_over(books))
-    assert states(books, order) == ["settled"]
-
-
 @pytest.mark.fence("an owner, a claim under way or a row delivers on under the routes before")
 def test_a_row_that_lay_ahead_of_the_position_at_a_seek_leaves_its_event_unknown(books: Ledger) -> None:
     """Goes red when rows ahead of the place of a seek are forgotten."""
@@ -223,14 +179,6 @@ def test_a_row_that_lay_ahead_of_the_position_at_a_seek_leaves_its_event_unknown
 
 
 # -- rows, marks, attempts -------------------------------------------------------------------------------------
-
-
-def test_rows_that_an_unfinished_removal_took_are_discarded(books: Ledger) -> None:
-    ids = books.emit("a", "a", "a", type="order.paid")
-    books.park("s", *(books.row(event_id, "dead") for event_id in ids))
-    to_the_end(books)
-    assert not remove(books.database, "s", most=2)["removed"]
-    assert sorted(states(books, *ids)) == ["dead", "discarded", "discarded"]
 
 
 def record(books: Ledger, event_id: int, sink: str = "s") -> None:
@@ -259,14 +207,6 @@ def datetime_of(text: str) -> bool:
     return text.endswith("+00:00")
 
 
-def test_a_sink_is_lent_no_delivery_of_another_one_that_had_its_name(books: Ledger) -> None:
-    [event_id] = books.emit("a", type="order.paid")
-    record(books, event_id)
-    remove(books.database, "s", forget=True)
-    register(books.database, "s", "user.*")
-    assert states(books, event_id) == ["not routed"]
-
-
 def test_an_event_past_retention_is_told_by_its_marks_and_records(books: Ledger) -> None:
     delivered, discarded = books.emit("a", "a", type="order.paid")
     books.register(("t", ["*"], "beginning"))
@@ -284,21 +224,7 @@ def test_an_event_past_retention_is_told_by_its_marks_and_records(books: Ledger)
     assert "no longer in the log" in admin.why_text(found[0])
 
 
-def test_an_erased_event_is_erased_in_every_sink(books: Ledger) -> None:
-    [event_id] = books.emit("a", type="order.paid")
-    books.do("update outbox.event set content_type = 'application/x-erased', payload = ''")
-    assert why(books, event_id) == {"state": "erased", "attempts_recorded": []}
-
-
 # -- what is not known ----------------------------------------------------------------------------------------
-
-
-def test_after_a_restore_nothing_is_claimed_before_the_rebase(books: Ledger) -> None:
-    [event_id] = books.emit("a", type="order.paid")
-    to_the_end(books)
-    books.do("update outbox.meta set system_identifier = 7")
-    found = why(books, event_id)
-    assert (found["state"], found["reason"]) == ("unknown", "rebase needed")
 
 
 # -- trim, patterns -------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from textwrap import indent
 from types import SimpleNamespace
@@ -122,42 +121,6 @@ def test_a_late_day_is_named_with_what_the_newest_pass_said(archive: bool) -> No
     days = [LATE | left, LATE | {"day": "2026-01-02"}]
     [finding] = log.examine_retention(RETENTION | {"archive": archive, "days": days})
     assert "2026-01-01 to 2026-01-02; left at 2026-02-01T00:00:00: no space; last pass" in finding.evidence
-
-
-GIB = 1 << 30
-
-
-def held(gibs: Sequence[float], first: int = 1) -> list[dict[str, Any]]:
-    """Return consecutive days of October, of these sizes."""
-    return [
-        {"day": f"2026-10-{first + n:02}", "bytes": size * GIB, "emptied": None} | DUE_NOT
-        for n, size in enumerate(gibs)
-    ]  # fmt: skip
-
-
-DUE_NOT: dict[str, Any] = {"due": False, "due_seconds": None, "archived": None, "kept_by": [], "left_because": None}
-
-
-@pytest.mark.parametrize(
-    ("keep_days", "days", "wanted"),
-    [
-        (30, [], False),
-        (30, held([5.0]), False),
-        (30, held([1.0, 0.5]), True),
-        (30, held([0.3, 0.1]), False),
-        (4, held([5.0, 5.0, 5.0, 0.5]), False),
-        (30, held([1.0] * 16), False),
-        (30, held([1.0] * 15), True),
-        (30, [{**held([900.0])[0], "day": "default"}, *held([0.1, 0.1])], False),
-        (30, [{**held([900.0])[0], "emptied": "2026-10-02"}, *held([0.1, 0.1], 2)], False),
-        (30, [held([1.0])[0], held([0.1], 31)[0]], False),
-        (0, held([1.0, 0.1]), True),
-        (0, held([0.9, 5.0]), False),
-    ],
-)
-def test_growth_of_the_log(keep_days: int, days: list[Any], wanted: bool) -> None:
-    findings = log.examine_growth(RETENTION | {"keep_days": keep_days, "days": days})
-    assert found(findings) == [("log-growth", "warning")] * wanted
 
 
 @pytest.mark.parametrize(

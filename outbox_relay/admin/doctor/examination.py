@@ -88,7 +88,7 @@ def _examine_log(store: Store) -> Iterable[Finding]:
         except StatementFailed as error:
             failure = str(error)
         else:
-            return [*log.examine_retention(days), *log.examine_growth(days)]
+            return log.examine_retention(days)
     return [_not_examined(RETENTION, failure)]
 
 
