@@ -64,12 +64,20 @@ def resume(store: Store, sink: str, *, actor: str | None = None, reason: str | N
 
 
 def _set_paused(store: Store, sink: str, *, paused: bool, actor: str | None, reason: str | None) -> bool:
-    parameters = {"sink": sink, "paused": paused, "actor": actor, "reason": reason}
-    try:
-        [row] = store.call("set_paused", parameters, "operate")
-    except NotFound:
-        raise NotFound(unknown_sink(store, sink)) from None
+    with naming_sinks(store, sink):
+        [row] = store.call("set_paused", {"sink": sink, "paused": paused, "actor": actor, "reason": reason}, "operate")
     return row.changed
+
+
+@contextmanager
+def naming_sinks(store: Store, *sinks: str | None) -> Generator[None]:
+    """Name the nearest sink in the error of the block if one of ``sinks`` does not exist."""
+    try:
+        yield
+    except NotFound:
+        for sink in sinks:
+            require_sink(store, sink)
+        raise
 
 
 def require_sink(store: Store, sink: str | None) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from outbox_relay.admin.actions import require_sink, unknown_sink
+from outbox_relay.admin.actions import naming_sinks, require_sink
 from outbox_relay.admin.values import plain, seconds
 from outbox_relay.admin.why import attempts_by_sink
 from outbox_relay.domain.errors import NotFound
@@ -201,7 +201,5 @@ def _page(
 def _search(
     store: Store, name: str, wanted: Filter, grant: str = "read", limit: float = SEARCH_SECONDS, **parameters: Any
 ) -> list[Any]:
-    try:
+    with naming_sinks(store, wanted.get("sink")):
         return store.call(name, {"filter": json.dumps(wanted), **parameters}, grant, limit)
-    except NotFound:
-        raise NotFound(unknown_sink(store, wanted["sink"])) from None

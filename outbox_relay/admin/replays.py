@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from outbox_relay.admin.actions import require_sink
+from outbox_relay.admin.actions import naming_sinks
 from outbox_relay.admin.sinks import EXACT_EVENTS, SEARCH_SECONDS, again_if_outdated
 from outbox_relay.admin.thresholds import ALIVE_SECONDS
 from outbox_relay.admin.values import plain
@@ -139,9 +139,5 @@ def _waits_for(row: Any) -> str | None:
 def _act(
     store: Store, name: str, wanted: Mapping[str, Any], to: str | None, parameters: Mapping[str, Any]
 ) -> list[Any]:
-    try:
+    with naming_sinks(store, to, wanted["sink"]):
         return store.action(name, {"filter": json.dumps(wanted), "to": to, **parameters})
-    except NotFound:
-        for sink in (to, wanted["sink"]):
-            require_sink(store, sink)
-        raise

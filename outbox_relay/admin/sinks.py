@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from outbox_relay.admin.actions import unknown_sink
+from outbox_relay.admin.actions import naming_sinks, unknown_sink
 from outbox_relay.admin.thresholds import ALIVE_SECONDS
 from outbox_relay.admin.values import plain
 from outbox_relay.domain.errors import NotFound, StatementFailed
@@ -148,11 +148,8 @@ def probe(store: Store, sink: str, *, actor: str, reason: str | None = None) -> 
 
     Return why there is nothing to probe, as ``probe_obstacle``. Raises as that, and ``ConfigurationError``.
     """
-    given = {"sink": sink, "actor": actor, "reason": reason}
-    try:
-        [row] = store.call("probe_sink", given, "operate")
-    except NotFound:
-        raise NotFound(unknown_sink(store, sink)) from None
+    with naming_sinks(store, sink):
+        [row] = store.call("probe_sink", {"sink": sink, "actor": actor, "reason": reason}, "operate")
     return row.obstacle
 
 
@@ -168,9 +165,5 @@ def probe_text(sink: str, obstacle: str | None) -> str:
 
 
 def _act(store: Store, name: str, parameters: Mapping[str, Any]) -> list[Any]:
-    try:
+    with naming_sinks(store, parameters["sink"]):
         return store.action(name, parameters)
-    except NotFound as error:
-        if "in this database" not in str(error):
-            raise
-        raise NotFound(unknown_sink(store, str(parameters["sink"]))) from None

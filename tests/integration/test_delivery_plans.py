@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from tests.support.database import Database
+from tests.support.deliveries import touched
 from tests.support.postgres import PostgresServer
 
 pytestmark = pytest.mark.xdist_group("delivery plans")
