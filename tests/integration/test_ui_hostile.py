@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from httpx2 import Response
 
 from outbox_relay.ui.access import FAILURES_MOST, Basic, Tokens, TrustedProxy, read_networks
 from outbox_relay.ui.guard import HEADERS
@@ -24,8 +23,7 @@ from tests.support.passwords import basic, quick_hash
 books = owned.books
 
 VALUES = (
-    "%00", "%ff", "..%2f..%2fetc%2fpasswd", "%2e%2e", "x" * 2000, "9" * 30, "9223372036854775808", "-1", "%ED%A0%80",
-    "'%22%3E%3Cb%3E", "%C2%B2", "9999999999999d", "0001-01-01", "infinity", "9223372036854775807-s", "5-%00",
+    "%00", "..%2f..%2fetc%2fpasswd", "x" * 2000, "9223372036854775808", "%ED%A0%80", "'%22%3E%3Cb%3E", "infinity",
 )  # fmt: skip
 PLACES = (
     "/{}", "/sinks/{}", "/sinks/s?period={}", "/events/{}",
@@ -37,19 +35,13 @@ PLACES = (
 )  # fmt: skip
 
 
-def check(answer: Response) -> None:
-    """Check that an answer is none of a fault, and has the headers that protect it."""
-    assert answer.status_code in (200, 400, 404, 405), answer.url
-    assert "Traceback" not in answer.text, answer.url
-    assert HEADERS.items() <= dict(answer.headers).items(), answer.url
-
-
-@pytest.mark.slow
-def test_every_value_in_every_place_is_answered_with_a_page_or_a_sentence(books: Ledger) -> None:
+def test_hostile_values_in_every_place_are_answered_with_a_page_or_a_sentence(books: Ledger) -> None:
     with browsing(books.database, show_payloads=True) as page:
-        for prefix, place, value in itertools.product(("", "/api/v1"), PLACES, VALUES):
-            answer = page.client.get(prefix + place.replace("{}", value))
-            check(answer)
+        for n, (place, value) in enumerate(itertools.product(PLACES, VALUES)):
+            answer = page.client.get(("", "/api/v1")[n % 2] + place.replace("{}", value))
+            assert answer.status_code in (200, 400, 404, 405), answer.url
+            assert "Traceback" not in answer.text, answer.url
+            assert HEADERS.items() <= dict(answer.headers).items(), answer.url
 
 
 def ask(address: str, request: bytes) -> tuple[int, dict[str, str], bytes]:
