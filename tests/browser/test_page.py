@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-import threading
 from datetime import datetime, timedelta
 from typing import Any, cast
 from zoneinfo import ZoneInfo
@@ -24,7 +22,6 @@ from tests.support.ledger import Ledger
 from tests.support.memory_sink import MemorySink
 from tests.support.page import served
 from tests.support.relay_harness import running, spec
-from tests.support.replays import Clients
 from tests.support.schedules import register, schedule
 
 pytestmark = pytest.mark.thorough
@@ -81,55 +78,6 @@ def test_dead_letters_are_found_understood_retried_and_arrive(database: Database
         harness.settled()
         page.goto(f"{address}/audit")
         expect(page.get_by_text("anna@page")).to_have_count(2)
-
-
-class Gate:
-    """A destination of a replay that keeps some keys waiting until the gate is open, and refuses one event."""
-
-    def __init__(self, *kept: str, refused: str) -> None:
-        self.open = threading.Event()
-        self._kept = kept
-        self._refused = refused
-
-    async def __call__(self, event: StoredEvent, _attempt: int) -> Verdict:
-        """Return the verdict of an event, maybe late."""
-        while event.key in self._kept and not self.open.is_set():  # noqa: ASYNC110 - set by another thread
-            await asyncio.sleep(0.02)
-        return Refused("answered 422 Unprocessable", 422) if event.key == self._refused else DELIVERED
-
-
-def test_a_replay_is_started_watched_and_ends_with_counts_that_add_up(database: Database, browser: Browser) -> None:
-    sink = MemorySink(lambda event, _: Refused("answered 410", 410) if event.key == "dead" else DELIVERED)
-    gate = Gate("c", "d", refused="b")
-    clients = Clients(lambda: gate, keeps_order=False)
-    events = emit(database, ["a", "b", "c", "d", "dead"])
-    with (
-        running(database.dsn, (spec("s"), sink), replay_client=clients) as harness,
-        served(database, OPERATOR) as address,
-    ):
-        harness.owns_all()
-        delivered(sink, events[:-1])
-        harness.settled()
-        page = browser.new_page()
-        page.goto(f"{address}/sinks/s")
-        page.get_by_role("link", name="Replay", exact=True).click()
-        page.get_by_label("Since").fill("1d")
-        page.get_by_role("button", name="Show what it will do").click()
-        expect(page.get_by_text("5 events that sink s has passed")).to_be_visible()
-        assert clients.made == [], "only asked"
-        page.get_by_label("Reason").fill("lost by the consumer")
-        page.locator("form.confirm button").click()
-        expect(page.get_by_text("replay 1 has started")).to_be_visible()
-        page.get_by_role("link", name="Back").click()
-        row = page.locator("tbody tr").first
-        expect(row).to_contain_text("running")
-        expect(row).to_contain_text("1 delivered")
-        gate.open.set()
-        expect(row).to_contain_text("done")
-        _, _, _, total, progress, failed, *_ = row.locator("td").all_inner_texts()
-        counts = {what: int(count) for count, what in re.findall(r"(\d+) (delivered|passed by|waiting)", progress)}
-        assert (int(total), int(failed), counts) == (5, 1, {"delivered": 3, "passed by": 1})
-        assert sorted(clients.ids(1)) == [event for event in events[:-1] if event != events[1]]
 
 
 def test_everything_can_be_read_and_done_without_javascript(books: Ledger, browser: Browser) -> None:
