@@ -6,11 +6,8 @@ import time
 from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
-import pytest
-
 from outbox_relay import admin
 from outbox_relay.domain.attempts import AttemptRecord
-from outbox_relay.domain.errors import NotFound
 from outbox_relay.relay.calls import new_row_lease
 from tests.support import books as owned
 from tests.support.command import Ended, inside
@@ -66,21 +63,6 @@ def test_attempts_are_listed_oldest_first(books: Ledger) -> None:
     assert one.split(maxsplit=1)[1] == "s     1        failed     250.0 ms  500     here   answered 500, answered: oops"
     assert three_.endswith("s     3        delivered  12.5 ms   204     here   partition 3, offset 12")
     assert (ask(books.database, "attempts", uid, "--json")).json == admin.attempts(books.store, UUID(uid))
-
-
-def test_without_a_record_the_setting_is_named_and_an_unknown_event_is_not_found(books: Ledger) -> None:
-    [event] = books.emit("k")
-    ended = ask(books.database, "attempts", books.uid(event))
-    assert (ended.code, ended.err) == (0, "")
-    assert "no attempt of this event is recorded" in ended.out
-    assert "record_attempts" in ended.out
-    assert (ask(books.database, "attempts", books.uid(event), "--json")).json["attempts"] == []
-    unknown = str(uuid4())
-    ended = ask(books.database, "attempts", unknown)
-    assert (ended.code, ended.out) == (3, "")
-    assert unknown in ended.err
-    with pytest.raises(NotFound):
-        admin.attempts(books.store, UUID(unknown))
 
 
 def test_why_tells_when_an_event_was_delivered_and_what_came_before(books: Ledger) -> None:

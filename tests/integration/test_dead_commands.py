@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import pty
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -18,7 +12,6 @@ import pytest
 from tests.support.command import Ended, inside
 from tests.support.database import Database, query
 from tests.support.examples import assert_true, examples, register
-from tests.support.wait import NotInTime, until
 
 ROWS = """
 insert into outbox.delivery (sink, id, shard, state, ordered, due_at, last_error, last_status, uid, type, key, payload,
@@ -164,18 +157,6 @@ def test_a_named_event_is_discarded_and_why_and_audit_say_so(database: Database,
     assert (ended.code, ended.err) == (0, f"event {uid} was discarded\n")
 
 
-def test_a_row_in_another_state_is_explained_with_the_option_that_selects_it(database: Database, uid: str) -> None:
-    with database.connect() as connection:
-        connection.execute(
-            "update outbox.delivery set state = 'waiting', ordered = false, due_at = now() + interval '1 day'"
-        )
-    ended = ask(database, "dead", "discard", uid, "--reason", "r")
-    assert (ended.code, ended.out) == (0, "no dead delivery matches\n")
-    assert ended.err == f"event {uid} is waiting for sink crm: add --state waiting to select it\n"
-    ended = ask(database, "dead", "discard", uid, "--reason", "r", "--state", "waiting")
-    assert (ended.code, ended.out) == (0, "discarded 1 delivery\n")
-
-
 @pytest.mark.usefixtures("uid")
 def test_a_scheduled_event_that_is_named_is_cancelled(database: Database) -> None:
     """Goes red when the one who names it has to know its state, or when a filter cancels what it does not name."""
@@ -272,45 +253,3 @@ def test_mistakes_end_with_one_sentence(
 
 
 # -- on a terminal ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def terminal() -> Iterator[tuple[int, int]]:
-    """Yield a terminal, as the file descriptors of its two ends."""
-    ours, theirs = pty.openpty()
-    yield ours, theirs
-    os.close(ours)
-    os.close(theirs)
-
-
-def on(terminal: tuple[int, int], database: Database, *words: str) -> subprocess.Popen[bytes]:
-    """Start a command whose stdin and stderr are a terminal."""
-    command = [sys.executable, "-m", "outbox_relay", "dead", *words, "--dsn", database.dsn]
-    return subprocess.Popen(command, stdin=terminal[1], stdout=subprocess.PIPE, stderr=terminal[1], cwd=Path.cwd())
-
-
-def read_until(terminal: tuple[int, int], words: bytes) -> bytes:
-    """Read from a terminal until these words appear."""
-    found = bytearray()
-
-    def seen() -> bool:
-        found.extend(os.read(terminal[0], 4096))
-        return words in found
-
-    try:
-        until(seen, seconds=30, what=f"the terminal shows {words!r}")
-    except NotInTime as late:
-        raise AssertionError(f"{late}; it shows {bytes(found)!r}") from None
-    return bytes(found)
-
-
-@pytest.mark.parametrize(("answer", "code", "states"), [(b"y\n", 0, "waiting"), (b"\n", 1, "dead")], ids=["yes", "no"])
-def test_a_terminal_is_asked(
-    database: Database, uid: str, terminal: tuple[int, int], answer: bytes, code: int, states: str
-) -> None:
-    assert uid
-    with on(terminal, database, "retry") as process:
-        assert b"retry 1 dead delivery? [y/N]" in read_until(terminal, b"[y/N]")
-        os.write(terminal[0], answer)
-        assert process.wait(30) == code
-    assert query(database, "select state from outbox.delivery") == [(states,)]

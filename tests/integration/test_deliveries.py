@@ -15,8 +15,6 @@ from outbox_relay.domain.errors import ConfigurationError
 from tests.support.database import Database
 from tests.support.ledger import Ledger, ledger
 
-FAR = "2100-01-01T00:00:00Z"
-
 
 @pytest.fixture
 def books(database: Database) -> Generator[Ledger]:
@@ -88,26 +86,6 @@ def test_every_part_of_a_filter_must_hold(books: Ledger) -> None:
     for wanted, found in cases:
         assert listed(books, **wanted) == found, wanted
         assert admin.count_deliveries(books.store, wanted) == admin.Matched(len(found), True)
-
-
-@pytest.mark.parametrize("other", ["orderXcreated", "order\\created", "order%created"])
-def test_characters_of_like_mean_themselves(books: Ledger, other: str) -> None:
-    [uid] = dead(books, "k", kind="order_created")
-    [another] = dead(books, "k", kind=other)
-    assert listed(books, type="order_created") == [uid]
-    assert listed(books, type=other) == [another]
-    assert listed(books, type="order*") == [another, uid]
-
-
-def test_states_are_told_apart(books: Ledger) -> None:
-    ids = dict(zip(("dead", "waiting", "held"), books.emit("a", "b", "b"), strict=True))
-    books.park("crm", *(books.row(ids[state], state) for state in ids))
-    uids = {state: books.uid(event_id) for state, event_id in ids.items()} | {"scheduled": books.schedule("c", FAR)}
-    for state, uid in uids.items():
-        [found] = admin.list_deliveries(books.store, {"states": [state], "sink": "crm"}, 50)
-        assert (found["uid"], found["state"]) == (uid, state)
-        assert (found["due_at"] is None) == (state == "dead")
-    assert len(listed(books, states=["dead", "waiting", "held", "scheduled"], sink="crm")) == 4
 
 
 # -- number -------------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -23,7 +22,6 @@ from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import running, spec
 
 DISCARD = "select done, under_way, unsettled from outbox.discard_deliveries(%s::jsonb, reason => 'no use')"
-RETRY = "select done, under_way from outbox.retry_deliveries(%s::jsonb)"
 STATES = "select id, state from outbox.delivery order by id"
 
 
@@ -263,38 +261,6 @@ def test_later_events_of_the_key_go_on(database: Database, state: str) -> None:
 
 
 # -- audit of steps -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "second",
-    [
-        'select outbox.retry_deliveries(\'{"key": "b"}\', audit_id => %s)',
-        'select outbox.retry_deliveries(\'{"key": "a", "status": 7}\', audit_id => %s)',
-        "select outbox.retry_deliveries('{\"key\": \"a\"}', actor => 'x', audit_id => %s)",
-        "select outbox.discard_deliveries('{\"key\": \"a\"}', reason => 'r', audit_id => %s)",
-        'select outbox.retry_deliveries(\'{"key": "a"}\', audit_id => %s + 1)',
-    ],
-)
-def test_an_action_does_not_hide_behind_another(books: Ledger, second: str) -> None:
-    [(audit_id,)] = books.query('select audit_id from outbox.retry_deliveries(\'{"key": "a"}\')')
-    with pytest.raises(psycopg.errors.InvalidParameterValue, match="is not the number of an action"):
-        books.query(second, audit_id)
-    books.query('select outbox.retry_deliveries(\'{"key": "a"}\', audit_id => %s)', audit_id)
-    books.do("update outbox.audit set at = at - interval '2 days'")
-    with pytest.raises(psycopg.errors.InvalidParameterValue, match="is not the number of an action"):
-        books.query('select outbox.retry_deliveries(\'{"key": "a"}\', audit_id => %s)', audit_id)
-
-
-def test_the_audit_names_uids_and_holds_no_key(books: Ledger) -> None:
-    uids = [str(uuid4()) for _ in range(150)]
-    for wanted in ({"key": "SECRET-KEY", "uids": uids}, {"key": "SECRET-KEY", "uids": uids[:149]}, {}):
-        books.query(RETRY, json.dumps(wanted))
-    first, second, third = [found["filter"] for found in reversed(admin.audit(books.store, None, 10))]
-    assert first["key"] == second["key"]
-    assert (first["uids"]["count"], first["uids"]["uids"]) == (150, sorted(uids)[:100])
-    assert first["uids"]["all"] != second["uids"]["all"]
-    assert third == {}
-    assert "SECRET" not in json.dumps([first, second])
 
 
 # -- pauses -------------------------------------------------------------------------------------------------------

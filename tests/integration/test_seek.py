@@ -9,7 +9,7 @@ from outbox_relay.domain.window import Position
 from outbox_relay.postgres.migrations import rebase
 from tests.support.command import inside
 from tests.support.database import Database, query
-from tests.support.deliveries import delivered, emit, has, ids, in_order
+from tests.support.deliveries import delivered, emit, ids, in_order
 from tests.support.ledger import ledger
 from tests.support.lock_waits import SECONDS, begun
 from tests.support.memory_sink import MemorySink
@@ -74,25 +74,6 @@ def released(harness: RelayHarness) -> None:
         return not harness.keeper.held["s"]
 
     until(fact, seconds=20, what="every shard is released")
-
-
-def test_seek_to_a_time_begins_with_the_first_event_emitted_since(database: Database) -> None:
-    with ledger(database) as books:
-        books.register(("s", ["*"], "beginning"))
-        books.emit(*"abc")
-        books.catch_up("s")
-    [(at,)] = query(database, "select clock_timestamp()::text")
-    wanted = emit(database, ["d", "e"])
-    assert seek(database, "s", at) == {"again": 0, "passed_over": 0, "exact": True}
-    assert query(database, BACKLOG) == [(2,)]
-    sink = MemorySink()
-    with running(database.dsn, (spec("s"), sink)):
-        delivered(sink, wanted)
-        has(database, BACKLOG + " where events = 0")
-    assert ids(sink) == wanted
-    assert seek(database, "s", at) == {"again": 2, "passed_over": 0, "exact": True}
-    assert seek(database, "s", "PT1H") == {"again": 3, "passed_over": 0, "exact": True}
-    assert seek(database, "s", "PT0S")["passed_over"] == 5
 
 
 @pytest.mark.fence("an event with a lower id is committed while a seek looks for its place")

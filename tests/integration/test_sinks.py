@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from structlog.testing import capture_logs
 
-from outbox_relay.domain.event import StoredEvent
-from outbox_relay.domain.outcomes import DELIVERED, Verdict
 from outbox_relay.postgres.migrations import migrate
 from tests.support.command import Ended, inside
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit, ids
 from tests.support.ledger import ledger
-from tests.support.memory_sink import Gate, MemorySink
+from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import RelayHarness, running, spec
 from tests.support.roles import denied, new_role
 from tests.support.sink_actions import audited, call, register, remove
-from tests.support.wait import becomes, until
-
-SHORT_LEASE = 3.0
+from tests.support.wait import until
 
 
 def ask(database: Database, *arguments: str | Path) -> Ended:
@@ -93,47 +87,6 @@ def test_a_relay_with_a_removed_sink_serves_its_others_and_shows_the_fault(datab
 
 def _shows_fault(harness: RelayHarness) -> None:
     until(lambda: "--forget" in str(harness.loop("s").fault), seconds=10, what="the fault is shown")
-
-
-def test_a_relay_whose_sink_is_removed_while_it_runs_shows_the_fault(database: Database) -> None:
-    sink = MemorySink()
-    with running(
-        database.dsn, (spec("s"), sink), lease_seconds=SHORT_LEASE, expects={"lease_lost", "reload"}
-    ) as harness:
-        harness.owns_all()
-        delivered(sink, emit(database, ["a"]))
-        remove(database, "s")
-        _shows_fault(harness)
-        remove(database, "s", forget=True)
-        register(database, "s")
-        delivered(sink, emit(database, ["b"]))
-
-
-def test_the_log_says_that_new_settings_wait_for_a_long_request(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Until it ends, the sink starts no other event. Goes red when the log does not give the reason."""
-    monkeypatch.setattr("outbox_relay.relay.loop.TELL_SECONDS", 0.1)
-    ended = Gate()
-
-    async def request(_event: StoredEvent, _attempt: int) -> Verdict:
-        await ended.wait()
-        return DELIVERED
-
-    sink, after = MemorySink(request, keeps_order=False), MemorySink(keeps_order=False)
-    with capture_logs() as lines, running(database.dsn, (spec("s"), sink)) as harness:
-        wanted = emit(database, ["long"])
-        becomes(lambda: sink.attempts == wanted, "the request is under way")
-        served, following = harness.served["s"], harness.as_sink(after)
-        following.open()
-        served.replace(replace(spec("s"), record_attempts="all"), served.leases.generation, following)
-        becomes(lambda: [line for line in lines if line["event"] == "config.waits"], "the log says it")
-        short = emit(database, ["short"])
-        ended.set()
-        delivered(sink, wanted)
-        delivered(after, short)
-    assert [line["requests"] for line in lines if line["event"] == "config.waits"] == [1]
-    assert served.spec.record_attempts == "all"
 
 
 # -- list, roles, service ------------------------------------------------------------------------------------------

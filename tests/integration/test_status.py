@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import random
-import sys
 from collections.abc import Generator
 from contextlib import ExitStack
 from typing import Any
@@ -12,9 +10,7 @@ from typing import Any
 import pytest
 
 from outbox_relay import admin
-from outbox_relay.admin.status import BACKLOG
 from outbox_relay.domain.window import BEGINNING, Position, Tick
-from outbox_relay.postgres.database import statements
 from tests.support.command import inside
 from tests.support.database import Database
 from tests.support.ledger import ALL, Ledger, emit, ledger
@@ -134,24 +130,6 @@ def _kind(position: Position, event_id: int, xid: int) -> str:
     return "late for B" if event_id <= b.seq else "above B"
 
 
-def test_the_last_window_of_an_old_numbering_counts_until_it_is_read(books: Ledger) -> None:
-    books.register(("s", ["*"], "beginning"))
-    books.emit(*"abc")
-    tick = books.tick()
-    books.emit(*"defg")
-    books.place("s", Position(tick))
-    [(floor,)] = books.query("select outbox.rebase()")
-    assert (sink(books))["backlog"] == 4
-    books.emit(*"hi")
-    assert (sink(books))["backlog"] == 6
-    window = (books.store.positions("s", [0]))[0]
-    books.know_epochs("s")
-    books.place("s", window.at(floor - 1))
-    assert (sink(books))["backlog"] == 3
-    books.place("s", window.closed())
-    assert (sink(books))["backlog"] == 2
-
-
 def test_rows_count_by_their_state(books: Ledger) -> None:
     books.register(("s", ["*"], "beginning"), ("other", ["*"], "beginning"))
     books.own("s")
@@ -207,31 +185,6 @@ def test_ten_thousand_are_counted_and_more_are_estimated(books: Ledger) -> None:
     assert len(left) * 0.9 < found["backlog"] < len(left) * 1.1
     assert (sink(books, "some"))["backlog"] == 1_000
     assert (sink(books, "some"))["backlog_exact"]
-
-
-def test_status_reads_little_of_a_long_log_when_every_position_is_at_its_end(books: Ledger) -> None:
-    books.register(("s", ["*"], "beginning"))
-    books.do(BULK, "test.event", 100_000)
-    some = books.tick()
-    books.emit(*"ab")
-    end = books.tick()
-    books.place("s", Position(some, end, end.seq), range(30))
-    books.place("s", Position(end), range(30, 64))
-    books.emit(*(f"k{n}" for n in range(100)))
-    question = {"sink": "s", "types": None, "most": 10_000, "seconds": 60.0}
-    assert _blocks(books, "status_backlog", question) < 1_000
-    assert _blocks(books, "status_types", {"most": 10_000}) < 1_000
-
-
-def _blocks(books: Ledger, name: str, parameters: dict[str, Any]) -> int:
-    """Return the blocks that a statement reads, from memory or disk; the log of the test has more than 3,000."""
-    statement = statements()[name].encode()
-    with books.database.connect(autocommit=True) as connection:
-        connection.execute(statement, parameters)  # what follows reads no catalogues any more
-        row = connection.execute(b"explain (analyze, buffers, format json) " + statement, parameters).fetchone()
-    assert row is not None
-    plan = row[0][0]["Plan"]
-    return plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
 
 
 def test_pause_circuit_last_error_and_shards_without_an_owner_are_shown(books: Ledger) -> None:
@@ -311,17 +264,6 @@ def test_relays_that_are_alive_are_listed_with_their_shards(books: Ledger) -> No
     assert seen[0] < 30 < 50 <= seen[2] < 80
 
 
-def test_status_is_json_and_a_table(books: Ledger) -> None:
-    books.register(("s", ["order.*"], "beginning"))
-    books.live("relay\x1b[31m", "s")
-    books.emit("k", type="user.deleted")
-    found = admin.status(books.store)
-    assert json.loads(json.dumps(found)) == found
-    text = admin.status_text(found)
-    assert "\x1b" not in text
-    assert "user.deleted" in text
-
-
 def test_a_part_that_is_locked_is_named_and_hides_no_other(books: Ledger) -> None:
     books.register(("s", ["order.*"], "beginning"))
     books.live("a", "s")
@@ -335,21 +277,3 @@ def test_a_part_that_is_locked_is_named_and_hides_no_other(books: Ledger) -> Non
     assert [each["part"] for each in found["not_answered"]] == ["replays"]
     assert found["not_answered"][0]["reason"] in ended.err
     assert (found["sinks"]["s"]["backlog"], found["unrouted"], len(found["relays"])) == (0, ["user.deleted"], 1)
-
-
-def test_a_sink_whose_events_cannot_be_counted_shows_the_rest(books: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = sys.modules["outbox_relay.admin.status"]  # `admin.status` is the function
-    monkeypatch.setattr(limits, "ANSWER_SECONDS", 0.5)
-    monkeypatch.setattr(limits, "HURRIED_SECONDS", 0.5)
-    books.register(("s", ["*"], "beginning"), ("t", ["*"], "beginning"))
-    books.do("update outbox.sink set paused = true where name = 't'")
-    with books.database.connect() as other:
-        other.execute("lock table outbox.delivery in access exclusive mode")
-        found = admin.status(books.store)
-    parts = [each["part"] for each in found["not_answered"]]
-    assert {"backlog of sink s", "backlog of sink t"} <= set(parts)
-    assert {found["sinks"][name][count] for name in "st" for count in BACKLOG} == {None}
-    assert [found["sinks"][name]["paused"] for name in "st"] == [False, True]
-    rows = [line.split()[:7] for line in admin.status_text(found).splitlines()[1:3]]
-    assert rows == [["s", *"??????"], ["t", *"??????"]]
-    assert [line.partition(":")[0] for line in admin.too_old(found, 1e9)] == ["sink s", "sink t"]

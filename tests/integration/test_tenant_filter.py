@@ -4,36 +4,16 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
-from outbox_relay.domain.window import MAX_ID
-from outbox_relay.postgres.database import BY_INDEX, statements
 from tests.support import books as owned
 from tests.support.command import Ended, inside
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, has
-from tests.support.ledger import Ledger, ledger
+from tests.support.ledger import Ledger
 from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import running, spec
 from tests.support.replays import Clients, counts, ended, preview, start
 
 books = owned.books
-
-PARTS = 100
-FILL = f"""
-with emitted as (
-    insert into outbox.event (shard, uid, type, key, payload, content_type, created_at, tenant)
-    select outbox_internal.shard_of('k' || n, null), gen_random_uuid(), 'order.created', 'k' || n, '{{}}',
-           'text/plain', now(), 't' || n %% {PARTS}
-      from generate_series(1, %s) n returning *
-)
-insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, key, payload, content_type, created_at,
-                             last_error)
-select 's', e.id, e.shard, 'dead', true, now(), e.uid, e.type, e.key, '{{}}', e.content_type, e.created_at, 'gone'
-  from emitted e"""
-LOOKED = """
-select coalesce(sum(seq_tup_read), 0)::bigint, coalesce(sum(idx_tup_fetch), 0)::bigint
-  from pg_stat_xact_user_tables where schemaname = 'outbox' and relname like 'event%'"""
 
 
 def dead_of(books: Ledger, *tenants: str | None) -> list[str]:
@@ -113,33 +93,3 @@ def test_a_replay_delivers_the_events_of_a_tenant_alone(database: Database) -> N
 def why(database: Database, uid: str) -> Ended:
     """Ask `why`."""
     return inside("why", uid, "--json", "--dsn", database.dsn)
-
-
-@pytest.mark.parametrize("many", [5_000])
-def test_each_dead_letter_costs_a_look_and_no_scan_of_the_log(database: Database, many: int) -> None:
-    with ledger(database) as books:
-        books.register(("s", ["*"], "beginning"))
-    with database.connect(autocommit=True) as connection:
-        connection.execute(FILL.encode(), (many,))
-        connection.execute("analyze outbox.delivery")
-        connection.execute("analyze outbox.event")
-    page = {"before_id": MAX_ID, "before_sink": "", "most": 51, "looks": 50_000}
-    with database.connect() as connection:
-        connection.execute(BY_INDEX)
-        wanted = json.dumps({"states": ["dead"], "tenant": "t7"})
-        rows = connection.execute(statements()["search_deliveries"], {**page, "filter": wanted}).fetchall()
-        scanned, looked = connection.execute(LOOKED).fetchall()[0]
-    assert len(rows) == min(51, many // PARTS)
-    assert scanned == 0
-    assert looked <= 50_000
-    for text, found in (
-        ("select matched from outbox.count_deliveries(%s)", many // PARTS),
-        ("select count from outbox.delivery_summary(%s)", many // PARTS),
-        ("select count(*) from outbox.deliveries(%s, 50)", 50),
-    ):
-        with database.connect() as connection:
-            assert connection.execute(text.encode(), (json.dumps({"tenant": "t7"}),)).fetchall() == [(found,)]
-            scanned, looked = connection.execute(LOOKED).fetchall()[0]
-        assert scanned == 0, text
-        assert looked <= many, text
-    assert query(database, "select count(*) from outbox.delivery") == [(many,)]

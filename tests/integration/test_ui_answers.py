@@ -188,18 +188,6 @@ def test_an_empty_list_says_what_is_in_other_states(books: Ledger) -> None:
 # -- figures, charts and times ----------------------------------------------------------------------------------------
 
 
-def test_the_top_bucket_of_a_percentile_is_shown_as_a_bound(books: Ledger) -> None:
-    books.do(
-        "insert into outbox.history (sink, at, delivered, end_to_end_p50, end_to_end_p99, claim_p99) "
-        "select s, date_trunc('minute', now()), 3, 181.0, 300.0, 300.0 from unnest('{s,\"\"}'::text[]) s"
-    )
-    with browsing(books.database) as page:
-        assert "3 min 1 s more than 5 min 0 s" in section(page.get("/"), "sinks")
-        assert "End to end, p99, at most more than 5 min" not in (html := visible(page.get("/sinks/s")))
-        assert "End to end, p99, more than 5 min 0 s" in html
-        assert "Claims, p99, more than 5 min 0 s" in visible(page.get("/database"))
-
-
 def test_times_have_one_form_with_a_zone_in_tables_and_texts(books: Ledger) -> None:
     uids = park_one_of_each(books)
     books.do("update outbox.sink set last_error = 'x', last_error_at = now()")

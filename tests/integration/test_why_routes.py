@@ -20,7 +20,7 @@ from tests.support.deliveries import delivered
 from tests.support.ledger import Ledger, ledger
 from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import running, spec
-from tests.support.sink_actions import call, register, remove, seek
+from tests.support.sink_actions import call, register, seek
 
 LAPSE = "update outbox.shard set lease_until = now() - interval '1 second'"
 VISIBLE = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=8)
@@ -152,21 +152,6 @@ def test_a_seek_passes_over_what_was_not_read_and_says_so(books: Ledger) -> None
     assert (found["state"], found["again"], states(books, skipped)) == ("pending", True, ["pending"])
 
 
-def test_what_an_owner_may_have_delivered_before_it_notices_a_seek_is_unknown(books: Ledger) -> None:
-    """Goes red when a seek takes no care of those that own shards."""
-    order, user = (*books.emit("a", type="order.paid"), *books.emit("a", type="user.created"))
-    seek(books.database, "s", "now")
-    books.store.value("trim_routes")
-    assert states(books, order, user) == ["unknown", "passed over"]
-    assert (why(books, order))["reason"] == "sink moved"
-    [later] = books.emit("a", type="order.paid")
-    assert states(books, later) == ["pending"]
-    change_routes(books, "user.*")
-    seek(books.database, "s", "beginning")
-    to_the_end(take_over(books))
-    assert states(books, order, user) == ["unknown", "settled"]
-
-
 @pytest.mark.fence("an owner, a claim under way or a row delivers on under the routes before")
 def test_a_row_that_lay_ahead_of_the_position_at_a_seek_leaves_its_event_unknown(books: Ledger) -> None:
     """Goes red when rows ahead of the place of a seek are forgotten."""
@@ -186,25 +171,6 @@ def record(books: Ledger, event_id: int, sink: str = "s") -> None:
     detail = {"partition": 2, "offset": 7}
     delivery = AttemptRecord(event_id, books.uid(event_id), 3, "delivered", time.monotonic(), 0.02, 204, None, detail)
     books.store.settle(sink, books.relay, {}, [], {}, records=[delivery], relay="here")
-
-
-def test_a_recorded_delivery_is_shown_whatever_became_of_its_sink_s_place(books: Ledger) -> None:
-    [event_id] = books.emit("a", type="order.paid")
-    record(books, event_id)
-    seek(books.database, "s", "now")
-    found = why(books, event_id)
-    assert datetime_of(found.pop("at"))
-    assert {name: found[name] for name in ("state", "attempt", "relay", "status", "partition", "offset")} == {
-        "state": "delivered", "attempt": 3, "relay": "here", "status": 204, "partition": 2, "offset": 7,
-    }  # fmt: skip
-    text = admin.why_text(admin.why(books.store, UUID(books.uid(event_id))))
-    assert "by relay here, attempt 3, status 204" in text
-    assert "partition 2, offset 7" in text
-
-
-def datetime_of(text: str) -> bool:
-    """Return True if a text is a time with its zone."""
-    return text.endswith("+00:00")
 
 
 def test_an_event_past_retention_is_told_by_its_marks_and_records(books: Ledger) -> None:
@@ -228,25 +194,6 @@ def test_an_event_past_retention_is_told_by_its_marks_and_records(books: Ledger)
 
 
 # -- trim, patterns -------------------------------------------------------------------------------------------
-
-
-def test_routes_that_no_kept_event_needs_are_trimmed(books: Ledger) -> None:
-    kinds = "select kind from outbox.sink_route order by seq"
-    [old] = books.emit("a", type="order.paid")
-    for pattern in ("user.*", "order.*", "*"):
-        to_the_end(books)
-        change_routes(books, pattern)
-        books = take_over(books)
-    [kept] = books.emit("a", type="order.paid")
-    to_the_end(books)
-    assert books.store.value("trim_routes") == 0
-    assert books.query(kinds) == [("start",), ("routes",), ("routes",), ("routes",)]
-    books.do("delete from outbox.event where id = %s", old)
-    assert books.store.value("trim_routes") == 3
-    assert books.query(kinds) == [("routes",)]
-    assert states(books, kept) == ["settled"]
-    remove(books.database, "s")
-    assert books.query(kinds) == []
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
