@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from outbox_relay.admin.actions import audit, connect, emit, pause, resume, unknown_sink
 from outbox_relay.admin.deliveries import (
     STATES,
     Filter,
@@ -91,7 +90,6 @@ __all__ = [
     "summarize",
     "summary_text",
     "too_old",
-    "unknown_sink",
     "why",
     "why_key",
     "why_key_text",

@@ -124,9 +124,9 @@ def status_text(found: Values) -> str:
     relays, retention = found["relays"], found["retention"]
     lines = [NO_SINKS]
     if sinks:
-        counts: dict[str, Column] = {name.upper(): _count(name) for name in ("waiting", "held", "dead", "scheduled")}
+        counts: dict[str, Column] = {name.upper(): _known(name) for name in ("waiting", "held", "dead", "scheduled")}
         lines = table(
-            sinks, SINK="name", BACKLOG=_backlog, OLDEST=_oldest, **counts,
+            sinks, SINK="name", BACKLOG=_backlog, OLDEST=_known("oldest_seconds", duration), **counts,
             CIRCUIT="circuit", PAUSED="paused", UNOWNED="unowned",
         )  # fmt: skip
     lines += [line for line in map(_last_error, sinks) if line]
@@ -164,17 +164,13 @@ def status_text(found: Values) -> str:
     return joined(lines)
 
 
-def _count(name: str) -> Column:
+def _known(name: str, shown: Callable[[Any], str] = str) -> Column:
     """Return a column of a figure, which is unknown if the database did not count in time."""
-    return lambda sink: "?" if sink[name] is None else sink[name]
+    return lambda sink: "?" if sink[name] is None else shown(sink[name])
 
 
 def _backlog(sink: Values) -> str:
     return "?" if sink["backlog"] is None else f"{'' if sink['backlog_exact'] else '~'}{sink['backlog']}"
-
-
-def _oldest(sink: Values) -> str:
-    return "?" if sink["oldest_seconds"] is None else duration(sink["oldest_seconds"])
 
 
 def limits_text(sink: Values) -> str:
