@@ -103,7 +103,7 @@ proof: $(READY) kafka ## deliver 200,000 events to Kafka, then 20,000 to Kafka a
 kafka-proof: $(READY) kafka ## restart and freeze brokers under load and count records; half an hour
 	$(BIN)/python -m tests.bench.rolling
 
-bench: $(READY) kafka ## run outbox-relay bench with a real Apache Kafka; BENCH_ARGS goes to it, such as '--only drain'
+bench: $(READY) kafka ## measure the relay beside bare loops, with a real Apache Kafka; BENCH_ARGS such as '--only drain'
 	$(BIN)/python -m tests.bench.measure $(BENCH_ARGS)
 
 check: $(READY) ## check lint, format, types and import rules

@@ -10,6 +10,13 @@ select distinct on (k.name, u.shard)
 comment on view outbox.standing is
     'The position of each shard of each sink: the row of outbox.progress that counts.';
 
+create or replace view outbox.owned as
+select s.sink, s.shard, s.owner, s.epoch, s.generation, s.crashes, n.lease_until
+  from outbox.shard s
+  join outbox.session n on n.sink = s.sink and n.owner = s.owner and n.lease_until > clock_timestamp();
+comment on view outbox.owned is
+    'The shards that relays own: those with an owner whose session has not ended.';
+
 -- The privileges of each kind of role, with which `migrate` grants. What is not listed here belongs to the owner alone.
 --
 -- Functions with the rights of their caller give nothing away, and every kind that reads tables may call those of
@@ -91,12 +98,12 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     ('relay', 'sequence', '{event_id_seq, server_mark}', null, 'SELECT'),
     ('relay', 'sequence', '{schedule_generation}', null, 'USAGE'),
     ('relay', 'table', '{event_default}', null, 'SELECT'),
-    ('relay', 'table', '{delivery, figures, history, progress, relay, schedule}', null, 'INSERT'),
-    ('relay', 'table', '{delivery, figures, history, relay, schedule, shard, sink}', null, 'UPDATE'),
-    ('relay', 'table', '{delivery, history, progress, relay}', null, 'DELETE'),
+    ('relay', 'table', '{delivery, figures, history, progress, relay, schedule, session}', null, 'INSERT'),
+    ('relay', 'table', '{delivery, figures, history, relay, schedule, session, shard, sink}', null, 'UPDATE'),
+    ('relay', 'table', '{delivery, history, progress, relay, session}', null, 'DELETE'),
 
-    ('read', 'table', '{audit, discarded, former_sink, history, meta, missing_privilege, progress, shard, sink, '
-                      'standing}', null, 'SELECT'),
+    ('read', 'table', '{audit, discarded, former_sink, history, meta, missing_privilege, owned, progress, session, shard, '
+                      'sink, standing}', null, 'SELECT'),
     -- `config` is for those who operate; outbox.retention_status shows `retention`.
     ('read', 'table', '{relay}', '{id, name, version, sinks, started_at, seen_at}', 'SELECT'),
     ('read', 'table', '{event}', '{xid, id, shard, uid, type, key, content_type, deliver_at, created_at, emitter, tenant, '

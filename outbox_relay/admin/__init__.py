@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from outbox_relay.admin.actions import audit, connect, emit, pause, resume
 from outbox_relay.admin.deliveries import (
     STATES,
     Filter,

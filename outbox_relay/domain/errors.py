@@ -39,10 +39,6 @@ class ConfigurationError(RelayError):
     """
 
 
-class RestartNeeded(ConfigurationError):
-    """A file that is right, of which a reload can apply nothing. The message names the settings."""
-
-
 class DatabaseUnusable(RelayError):
     """A refusal of the database that waiting does not fix: password, rights, schema."""
 

@@ -35,7 +35,7 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "config.reload_pending": "the configuration is not reloaded yet",
         "config.waits": "the sink starts no other event until its requests in flight end",
         "config.reload_refused": "the configuration was not reloaded; nothing has changed",
-        "config.restart_needed": "the file is right, and takes effect when this relay is restarted",
+        "config.restart_needed": "some settings of the file take effect when this relay is restarted",
         "config.not_recorded": "the settings are not recorded",
         "config.superseded": "another configuration of this sink is in force; draining",
         # Metrics
@@ -81,14 +81,12 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "shards.claimed": "shards claimed",
         "shards.released": "shards released",
         "shards.lost": "shards lost",
-        "shards.claim_undone": "shards of a claim without an answer released",
         "leases.failed": "a round of leases failed; the relay tries again",
         # Replays
         "replay.serving": "serving a replay",
         "replay.unserved": "a replay cannot be delivered here",
         "replay.failed": "a replay failed and is tried again",
         "replays.failed": "replays could not be read; the relay tries again",
-        "replays.leases_failed": "leases of replays were not renewed",
         # Housekeeping and retention
         "housekeeping.failed": "a chore failed and is tried again",
         "retention.emptied": "day emptied",
@@ -96,7 +94,6 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "retention.blocked": "retention blocked",
         "retention.archive_failed": "archive failed",
         "retention.left": "a day past keep_days was not emptied twice in a row",
-        "retention.idle": "no relay empties days: run outbox-relay retention run, or set enabled = true",
         "retention.clock_jumped": "retention waits: the clock has jumped, or no relay ran for a day",
         "retention.failed": "a retention pass failed; the relay tries again",
         # Schedules
@@ -110,9 +107,6 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         # Traces
         "traces.recording": "recording traces",
         "traces.not_recorded": "traces are not recorded",
-        "traces.lost": "spans are lost",
-        "traces.lost_at_stop": "spans were lost",
-        "traces.library_problem": "problem of the tracing library",
         # The page
         "ui.access_failed": "users cannot be read",
         "ui.failed": "request failed",

@@ -95,7 +95,7 @@ class SinkRow(NamedTuple):
     """The state of a sink in the database.
 
     ``patterns`` are those of ``generation``. ``in_flight_limit`` is the concurrency of a relay after the destination
-    requested less; None means the configured maximum. ``unowned`` is the number of shards without an owner.
+    requested less; None means the configured maximum. ``owned`` is the number of shards that other relays own.
     ``last_error_open`` is False if there is no last error, or if it is recorded that it is over. ``probes`` is the
     number of requests by people to probe the destination now. ``claim`` is the setting of ``generation``. The three
     after it are as in ``SinkLimits``. ``start`` is "beginning" or "now": where the sink began; None for a replay.
@@ -106,7 +106,7 @@ class SinkRow(NamedTuple):
     paused: bool
     circuit: str
     in_flight_limit: int | None
-    unowned: int
+    owned: int
     patterns: Sequence[str]
     last_error_open: bool = False
     probes: int = 0

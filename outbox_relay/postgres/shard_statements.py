@@ -12,27 +12,37 @@ from outbox_relay.domain.window import Position, Tick
 from outbox_relay.postgres.database import Database
 from outbox_relay.postgres.rows import Claimed, Entries, RelayRank, ScheduledPlace
 
-HeldShard = tuple[str, int, int]
-"""Sink, shard and epoch."""
-
 
 class ShardStatements(Database):
     """Ownership of shards, positions, and heartbeats of relays. ``server`` as in ``LogStatements``."""
+
+    def renew_sessions(
+        self, owner: UUID, sinks: Iterable[str], lease_seconds: float, deadline: float | None = None
+    ) -> dict[str, dict[int, int]]:
+        """Renew the leases of ``owner`` on these sinks, or begin them.
+
+        Return the shards that it owns (sink → shard → epoch), which are none after the begin of a session.
+        """
+        owned: dict[str, dict[int, int]] = {sink: {} for sink in sinks}
+        parameters = {"owner": owner, "sinks": list(owned), "lease": lease_seconds}
+        for sink, shard, epoch in self._rows("renew_sessions", parameters, deadline=deadline):
+            owned[sink][shard] = epoch
+        return owned
 
     def claim_shards(
         self,
         sink: str,
         owner: UUID,
         generation: int,
-        lease_seconds: float,
         most: int,
-        unowned_for: float = 0.0,
         *,
+        known: Iterable[int] = (),
         routes: SinkRoutes | None = None,
     ) -> list[Claimed]:
-        """Claim up to ``most`` shards that have had no owner for ``unowned_for`` seconds.
+        """Claim up to ``most`` free shards.
 
-        None is claimed unless ``generation`` is in force, with ``routes`` if these are given.
+        A shard of ``owner`` that is not ``known`` is free too. None is claimed without a session of ``owner``, or
+        unless ``generation`` is in force, with ``routes`` if these are given.
         """
         parameters = {
             "sink": sink,
@@ -40,42 +50,22 @@ class ShardStatements(Database):
             "generation": generation,
             "patterns": None if routes is None else list(routes.patterns),
             "claim": None if routes is None else routes.claim,
-            "lease": lease_seconds,
             "most": most,
-            "free_for": unowned_for,
-            "lapsed_for": unowned_for,
+            "known": list(known),
         }
         return [Claimed(*row) for row in self._rows("claim_shards", parameters)]
 
-    def reclaim_shards(self, sink: str, owner: UUID, lease_seconds: float) -> list[Claimed]:
+    def reclaim_shards(self, sink: str, owner: UUID) -> list[Claimed]:
         """Raise the epochs of all shards of ``owner``, which invalidates settlements under the old ones."""
-        parameters = {"sink": sink, "owner": owner, "lease": lease_seconds}
-        return [Claimed(*row) for row in self._rows("reclaim_shards", parameters)]
-
-    def renew_shards(
-        self, owner: UUID, held: Sequence[HeldShard], lease_seconds: float, deadline: float
-    ) -> dict[HeldShard, float]:
-        """Renew the leases of ``held`` (sink, shard, epoch), unless much more than ``lease_seconds`` is left of them.
-
-        Return those that ``owner`` still has, and the seconds until each ends.
-        """
-        parameters = {
-            "owner": owner,
-            "sinks": [h[0] for h in held],
-            "shards": [h[1] for h in held],
-            "epochs": [h[2] for h in held],
-            "lease": lease_seconds,
-        }
-        rows = self._rows("renew_shards", parameters, deadline=deadline)
-        return {(sink, shard, epoch): seconds for sink, shard, epoch, seconds in rows}
+        return [Claimed(*row) for row in self._rows("reclaim_shards", {"sink": sink, "owner": owner})]
 
     def release_shards(self, sink: str, owner: UUID, held: Mapping[int, int]) -> None:
         """Release shards (shard → epoch)."""
         self._do("release_shards", {"sink": sink, "owner": owner, **_shards(held)})
 
-    def release_unknown_shards(self, sink: str, owner: UUID, known: Iterable[int]) -> int:
-        """Release the shards that ``owner`` owns in the database and that are not in ``known``; return their number."""
-        return self._do("release_unknown_shards", {"sink": sink, "owner": owner, "known": list(known)})
+    def end_session(self, sink: str, owner: UUID) -> None:
+        """Release every shard of ``owner``, and end its lease on the sink."""
+        self._do("end_session", {"sink": sink, "owner": owner})
 
     def reset_crashes(self, sink: str, owner: UUID, held: Mapping[int, int]) -> None:
         """Reset the crash count of shards (shard → epoch) whose position has advanced."""

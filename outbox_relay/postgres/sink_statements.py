@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
+from uuid import UUID
 
 from outbox_relay.domain.sink_limits import SinkLimits
 from outbox_relay.domain.window import Tick
@@ -64,9 +65,10 @@ class SinkStatements(Database):
         self.value("trim_routes")
         return rows[0][0] if rows else None
 
-    def sinks(self, names: Iterable[str], deadline: float | None = None) -> list[SinkRow]:
-        """Return the state of these sinks; unknown names are left out."""
-        return [SinkRow(*row) for row in self._rows("sinks", {"sinks": list(names)}, deadline=deadline)]
+    def sinks(self, names: Iterable[str], deadline: float | None = None, *, relay: UUID | None = None) -> list[SinkRow]:
+        """Return the state of these sinks, as ``relay`` sees it; unknown names are left out."""
+        parameters = {"sinks": list(names), "relay": relay}
+        return [SinkRow(*row) for row in self._rows("sinks", parameters, deadline=deadline)]
 
     def former_sinks(self, names: Iterable[str], deadline: float | None = None) -> set[str]:
         """Return those of ``names`` that removed sinks had."""

@@ -31,6 +31,8 @@ CLAIM_SECONDS = 0.025
 """Time in which the rows of one claim begin. A claim of more rows is one long statement."""
 FAIR_CLAIM_SECONDS = 0.005
 """The same where tenants take turns: a row that a tenant adds waits for the rows that were claimed before."""
+MOST_AHEAD = 4
+"""Maximum number of rows for each slot that are claimed so that none is idle until the next claim."""
 LEAST_SECONDS = 0.0005
 """Duration of a call below which a claim does not become larger."""
 FIRST_SECONDS = 1.0
@@ -137,8 +139,11 @@ class Dispatcher:
     def _log_may_go(self, now: float) -> bool:
         return self._log_waits and self._outcomes.bound.has_capacity(now)
 
-    def row_room(self, now: float) -> int:
-        """Return the number of rows that can be handed over soon if they are claimed now."""
+    def row_room(self, now: float, busy_seconds: float) -> int:
+        """Return the number of rows that can be handed over soon if they are claimed now.
+
+        ``busy_seconds`` pass at least until the next claim: no slot is to be idle meanwhile.
+        """
         outcomes = self._outcomes
         if self._suspect is not None or not outcomes.may_send or self._undone:
             return 0
@@ -156,9 +161,10 @@ class Dispatcher:
         if self._sink.keeps_order:
             most = BATCH_ROWS if self.yields else MOST_ROWS
             return 0 if waiting else min(free * self._sink.max_batch, most, outcomes.limits.room(now))
-        seconds = FAIR_CLAIM_SECONDS if self._parts.spec.fair else CLAIM_SECONDS
-        soon = int((1 if self._flows else share) * seconds / max(self._call_seconds, LEAST_SECONDS))
-        wanted = min(max(free, soon), MOST_ROWS, outcomes.limits.room(now))
+        fair, call_seconds = self._parts.spec.fair, max(self._call_seconds, LEAST_SECONDS)
+        soon = int((1 if self._flows else share) * (FAIR_CLAIM_SECONDS if fair else CLAIM_SECONDS) / call_seconds)
+        ahead = 0 if fair else int(share * min(busy_seconds / call_seconds, MOST_AHEAD))
+        wanted = min(max(free, soon, ahead), MOST_ROWS, outcomes.limits.room(now))
         return wanted - waiting if 2 * waiting <= wanted else 0
 
     @property

@@ -1,4 +1,4 @@
-"""The shards of this relay: claimed, renewed, shared fairly and released. One relay owns a shard at a time."""
+"""The leases of this relay, one for each sink, and its shards: claimed, shared fairly and released."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from uuid import UUID
 
 from structlog.stdlib import BoundLogger
 
-from outbox_relay.domain.errors import RelayError, StatementFailed
+from outbox_relay.domain.errors import RelayError
 from outbox_relay.domain.event import SHARDS
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.rate_limited_log import RateLimitedLog
@@ -100,6 +100,7 @@ class Keeper:
             leases.stop()
         with self._adding:
             self._sinks = {**self._sinks, sink: leases}
+        self._renewed_at = float("-inf")  # nothing is claimed without a lease
         self._wake()
         return leases
 
@@ -172,8 +173,7 @@ class Keeper:
 
         Leases are renewed after a third of their time.
         """
-        renew = self._renewal_is_due()
-        if renew:
+        if renew := self._renewal_is_due():
             self._renew()
         if self._refreshing.acquire(blocking=False):
             try:
@@ -182,13 +182,7 @@ class Keeper:
                 self._refreshing.release()
         if renew or self._beat_due:
             self._beat()
-        sinks = self._sinks
-        for leases in sinks.values():
-            if self._renewal_is_due():
-                break
-            if self._sinks.get(leases.sink) is leases:
-                self.give_doubtful_back(leases, wait=False)
-        unowned = [leases for leases in sinks.values() if self._serves(leases) and leases.row.unowned]
+        unowned = [leases for leases in self._sinks.values() if self._serves(leases) and leases.unowned > 0]
         if renew or unowned:
             self._share(renewed=renew)
         # Claims may take so long that a renewal comes first. The sinks that are left out have the next turns.
@@ -215,7 +209,7 @@ class Keeper:
 
     def _refresh(self) -> None:
         sinks = self._sinks
-        rows = {row.name: row for row in self._store.sinks(sinks, self.lease_seconds / 6)}
+        rows = {row.name: row for row in self._store.sinks(sinks, self.lease_seconds / 6, relay=self.relay)}
         for sink, leases in sinks.items():
             if (row := rows.get(sink)) is None:
                 if leases.lack() and not sink.startswith("~"):
@@ -236,43 +230,20 @@ class Keeper:
                 self.unrecorded.set()
 
     def _renew(self) -> None:
-        """Renew the leases of the sinks, then those of replays, or each by itself if that fails.
-
-        A settlement that takes long then holds up only the leases of its own sink. They are tried again soon.
-        """
-        sent, failed = self._clock(), False
-        turning = {name: each for name, each in self._sinks.items() if not self._is_silent(each)}
-        sinks = [each for name, each in turning.items() if not name.startswith("~")]
-        try:
-            self._renew_leases(sinks, 6)
-        except StatementFailed:
-            for each in sinks:
-                try:
-                    self._renew_leases([each], 12)
-                except StatementFailed as error:
-                    failed = True
-                    self._seldom.warning("leases.failed", sink=each.sink, reason=str(error))
-        try:
-            self._renew_leases([each for name, each in turning.items() if name.startswith("~")], 6)
-        except StatementFailed as error:
-            self._seldom.warning("replays.leases_failed", reason=str(error))
-        if not failed:
-            self._renewed_at = sent
-
-    def _renew_leases(self, sinks: Collection[SinkLeases], part: int) -> None:
-        """Renew leases within one ``part`` of their time."""
+        """Renew the leases of all sinks, and find out which shards were lost."""
         sent = self._clock()
+        sinks = [each for each in self._sinks.values() if not self._is_silent(each) and not each.ended]
         asked = {each.sink: {shard: lease.epoch for shard, lease in each.held.items()} for each in sinks}
-        held = [(sink, shard, epoch) for sink, shards in asked.items() for shard, epoch in shards.items()]
-        if not held:
-            return
-        kept = self._store.renew_shards(self.relay, held, self.lease_seconds, self.lease_seconds / part)
-        # The database may lease a shard for longer, which saves versions of rows and is nothing to rely on.
-        until = {key: sent + min(seconds, self.lease_seconds) - self._margin for key, seconds in kept.items()}
+        owned = self._store.renew_sessions(self.relay, asked, self.lease_seconds, self.lease_seconds / 6)
         for leases in sinks:
-            mine = {shard: end for (sink, shard, _), end in until.items() if sink == leases.sink}
-            if lost := leases.renew(asked[leases.sink], mine):
-                self._log.warning("shards.lost", sink=leases.sink, shards=lost, held=len(leases.held))
+            sink = leases.sink
+            if lost := leases.renew(asked[sink], owned[sink], self._end_of_lease(sent)):
+                self._log.warning("shards.lost", sink=sink, shards=lost, held=len(leases.held))
+        self._renewed_at = sent
+
+    def _end_of_lease(self, sent: float) -> float:
+        """Return when a lease ends by this relay's clock that was renewed by a statement of the time ``sent``."""
+        return sent + self.lease_seconds - self._margin
 
     def _share(self, *, renewed: bool) -> None:
         sinks = self._sinks
@@ -284,45 +255,32 @@ class Keeper:
     # -- claims -----------------------------------------------------------------------------------------------
 
     def reclaim(self, leases: SinkLeases) -> None:
-        """Give the owned shards of a sink new epochs.
+        """Renew the lease on a sink, and give the owned shards new epochs.
 
         No settlement of an earlier epoch can be written any more.
         """
         with leases.claiming:
             sent = self._clock()
-            claimed = self._store.reclaim_shards(leases.sink, self.relay, self.lease_seconds)
-            leases.replace(self._granted(claimed, sent))
+            self._store.renew_sessions(self.relay, [leases.sink], self.lease_seconds)
+            claimed = self._store.reclaim_shards(leases.sink, self.relay)
+            leases.replace(_leases(claimed), self._end_of_lease(sent))
 
     def _claim(self, leases: SinkLeases) -> None:
-        """Claim shards up to the quota, and any shard without an owner for a lease."""
+        """Claim shards up to the quota, and those that are this relay's without its knowledge."""
         if not leases.claiming.acquire(blocking=False):  # the loop reclaims: next time
             return
         try:
-            wanted = leases.quota - len(leases.held)
-            if wanted > 0 and leases.serving:
-                self._claim_unowned(leases, wanted, 0.0)
-            if len(leases.held) < SHARDS and leases.serving:
-                self._claim_unowned(leases, SHARDS, self.lease_seconds)
-        finally:
-            leases.claiming.release()
-
-    def _claim_unowned(self, leases: SinkLeases, most: int, unowned_for: float) -> None:
-        sent = self._clock()
-        try:
             claimed = self._store.claim_shards(
-                leases.sink, self.relay, leases.generation, self.lease_seconds, most, unowned_for, routes=leases.routes
+                *(leases.sink, self.relay, leases.generation, max(0, leases.quota - len(leases.held))),
+                known=leases.held,
+                routes=leases.routes,
             )
-            if claimed and leases.grant(self._granted(claimed, sent)):
+            if claimed and leases.grant(_leases(claimed)):
                 self._log.info("shards.claimed", sink=leases.sink, shards=len(claimed), held=len(leases.held))
             elif claimed:  # meanwhile the relay has begun to stop, so the loop may be over that would release them
                 self._store.release_shards(leases.sink, self.relay, {c.shard: c.epoch for c in claimed})
-        except RelayError:  # without an answer, the claim may be in effect until its lease ends
-            leases.doubtful_until = self._clock() + self.lease_seconds
-            raise
-
-    def _granted(self, claimed: Collection[Claimed], sent: float) -> dict[int, Lease]:
-        until = sent + self.lease_seconds - self._margin
-        return {c.shard: Lease(c.epoch, until, c.crashes) for c in claimed}
+        finally:
+            leases.claiming.release()
 
     # -- releases ---------------------------------------------------------------------------------------------
 
@@ -336,21 +294,13 @@ class Keeper:
         left = {"undone": undone} if undone else {}
         self._log.info("shards.released", sink=leases.sink, shards=len(shards), held=len(leases.held), **left)
 
-    def give_doubtful_back(self, leases: SinkLeases, *, wait: bool = True) -> None:
-        """Release shards of claims without an answer, which may still take effect.
-
-        Otherwise they would wait for the end of their lease, which then counts as a crash. Without ``wait``, nothing is
-        done while the loop reclaims its shards.
-        """
-        if self._clock() >= leases.doubtful_until or not leases.claiming.acquire(blocking=wait):
-            return
-        try:
-            shards = self._store.release_unknown_shards(leases.sink, self.relay, leases.held)
-        finally:
-            leases.claiming.release()
-        if shards:
-            leases.row = leases.row._replace(unowned=leases.row.unowned + shards)
-            self._log.info("shards.claim_undone", sink=leases.sink, shards=shards)
+    def end_session(self, leases: SinkLeases) -> None:
+        """Release every shard of a sink whose loop is over, also those of claims without an answer."""
+        leases.ended = True
+        with leases.claiming, leases.releasing(leases.held) as epochs:
+            self._store.end_session(leases.sink, self.relay)
+        if epochs:
+            self._log.info("shards.released", sink=leases.sink, shards=len(epochs), held=0)
 
     def stop(self) -> None:
         """Claim no more shards, drain all of them, and tell the other relays."""
@@ -364,3 +314,7 @@ class Keeper:
         with self._registering:
             self._left = True
             self._store.forget_relay(self.relay)
+
+
+def _leases(claimed: Collection[Claimed]) -> dict[int, Lease]:
+    return {each.shard: Lease(each.epoch, each.crashes) for each in claimed}

@@ -31,8 +31,6 @@ DRAIN_SECONDS = 1.0
 """Time for the events in flight from which on shards are handed over with them."""
 EVENTS_PER_REQUEST = 10
 """Events in flight for each call of this relay from which on shards are handed over with them."""
-STARVED_SECONDS = 1.0
-"""Time without a call after which shards are handed over with events in flight."""
 WAIT_SECONDS = 0.02
 """Interval between two looks at the limits while a call waits for them."""
 YIELD_SECONDS = 5 * WAIT_SECONDS
@@ -86,7 +84,6 @@ class RateShare:
         self._in_flight = self._target_calls = 0
         self._asked_at = {False: NEVER_BEFORE, True: NEVER_BEFORE}
         """The times when the target, and a replay, had last to wait."""
-        self._starved_since: float | None = None
         self._over_since: float | None = None
 
     @property
@@ -131,12 +128,8 @@ class RateShare:
             is_turn_of_replay = self._target_calls >= TARGET_CALLS
             if self._room(now) and not (other_waits and is_turn_of_replay != replay):
                 self._asked_at[replay] = NEVER_BEFORE
-                if not replay:
-                    self._starved_since = None
                 return 0.0
             self._asked_at[replay] = now
-            if not replay and self._starved_since is None:
-                self._starved_since = now
             return WAIT_SECONDS
 
     def begin(self, events: int, *, replay: bool = False) -> None:
@@ -152,17 +145,11 @@ class RateShare:
         with self._lock:
             self._in_flight -= 1
 
-    def stall(self, events: int, now: float) -> bool:
+    def stall(self, events: int) -> bool:
         """Return True if ``events`` in flight would take long, so that shards are handed over with them."""
-        if not self.active:
-            return False
         rate = self._rate()
-        if rate is not None and events > rate * DRAIN_SECONDS:
-            return True
-        if events > self._most_in_flight(self._leases.sharing) * EVENTS_PER_REQUEST:
-            return True
-        since = self._starved_since
-        return since is not None and not self._in_flight and now - since > STARVED_SECONDS
+        is_slow = rate is not None and events > rate * DRAIN_SECONDS
+        return is_slow or events > self._most_in_flight(self._leases.sharing) * EVENTS_PER_REQUEST
 
     def may_release(self, patience: float, now: float) -> bool:
         """Return True if drained shards may be released, whose next owner has their share at once.

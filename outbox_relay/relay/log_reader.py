@@ -25,7 +25,6 @@ from outbox_relay.relay.earlier_outcomes import EarlierOutcomes
 from outbox_relay.relay.keeper import Keeper
 from outbox_relay.relay.outcomes import SUSPECT_CRASHES, Outcomes
 from outbox_relay.relay.ticks import Ticks
-from outbox_relay.relay.timing import timed
 
 CHUNK_EVENTS = 4000
 """Maximum number of events in one read."""
@@ -199,7 +198,7 @@ class LogReader:
         """Return True if shards would take long to drain."""
         since = self._outcomes.circuit.unavailable_since
         is_down = since is not None and now - since >= self._spec.park_after_seconds
-        return is_down or not self._outcomes.flows or self._outcomes.limits.stall(self._in_flight.undone, now)
+        return is_down or not self._outcomes.flows or self._outcomes.limits.stall(self._in_flight.undone)
 
     @property
     def draining(self) -> bool:
@@ -477,7 +476,7 @@ class LogReader:
         bounds = (piece.after, piece.upto, most, most_bytes)
 
         def read() -> list[StoredEvent]:
-            with timed(self._parts.measures.read):
+            with self._parts.measures.read.time():
                 return ask(
                     *(sorted(group.shards), self._spec.types, a, b, *bounds),
                     most_payload=most_payload,

@@ -36,8 +36,7 @@ from outbox_relay.relay.report import Report, SinkFault, SinkLog
 from outbox_relay.relay.rows import Rows
 from outbox_relay.relay.settle import MOST_ROWS as MOST_UNSETTLED
 from outbox_relay.relay.settle import AttemptRecorder, Settler
-from outbox_relay.relay.sink_leases import Lease
-from outbox_relay.relay.sink_registration import SinkRegistration
+from outbox_relay.relay.sink_leases import Lease, SinkRegistration
 from outbox_relay.relay.ticks import Ticks
 
 WAIT_SECONDS = 1.0
@@ -46,6 +45,8 @@ DRAIN_SECONDS = 0.01
 """Maximum wait of the loop while shards are drained."""
 PAUSE_SECONDS = 1.0
 """Pause after a session that the database ended, or that was not longer than this."""
+CATCH_UP_SECONDS = 0.005
+"""Time without an exchange of calls after which one comes before the next statement."""
 TELL_SECONDS = 5.0
 """Time after which the log says that the end of the loop waits for calls in flight."""
 SURVIVED = (DatabaseUnavailable, StatementFailed, SessionReset, DatabaseUnusable)
@@ -91,6 +92,9 @@ class Session:
         self.report = Report(self.outcomes, sink_log, parts.log)
         self._held: Mapping[int, Lease] = {}
         self._claim_at = self._extend_at = self._unblock_at = self._report_at = -NEVER
+        self._exchanged_at = -NEVER
+        self._busy_seconds = 0.0
+        """Duration of the last step without its wait."""
 
     def _written(self, *written: object) -> None:
         self.rows.written(*written)  # type: ignore[arg-type]
@@ -106,17 +110,18 @@ class Session:
 
         Raises ``RelayError`` if the session has to end.
         """
-        sink, clock = self.parts.sink, self.parts.clock
-        now = clock.monotonic()
+        clock = self.parts.clock
+        now = began = clock.monotonic()
         self.reader.adopt(now)
         if (held := self.parts.leases.held) is not self._held:
             self._held = held
-            sink.extend(self.parts.leases.until(self.parts.leases.adopted))
+            self.parts.sink.extend(self.parts.leases.until(self.parts.leases.adopted))
+        hurried = self._catch_up()
         self.reader.read(now)
+        hurried |= self._catch_up()
         self._claim_at = self._claim(now)
-        self.dispatcher.submit(now)
-        for call in sink.completed(self._patience(clock.monotonic())):
-            self.dispatcher.completed(call)
+        # An exchange may have ended the wait that another thread wanted to end.
+        waited = self._exchange(DRAIN_SECONDS if hurried or self.reader.draining else WAIT_SECONDS)
         now = clock.monotonic()
         if now >= self.settler.due_at(self.outcomes.awaited):
             self.outcomes.measure()
@@ -126,6 +131,28 @@ class Session:
             self.dispatcher.watch_rows(self.rows.extended)
         self._unblock_at = self.rows.unblock()
         self._report_at = self.report.write(now)
+        self._busy_seconds = clock.monotonic() - began - waited
+
+    def _catch_up(self) -> bool:
+        """Exchange calls if the last time was long ago: no call shall wait for more than one statement."""
+        is_late = self.parts.clock.monotonic() - self._exchanged_at >= CATCH_UP_SECONDS
+        if is_late:
+            self._exchange(0.0)
+        return is_late
+
+    def _exchange(self, most: float) -> float:
+        """Hand over what may be sent, and take verdicts, which may come within ``most`` seconds if nothing else is due.
+
+        Return the seconds of the wait for them.
+        """
+        clock = self.parts.clock
+        now = clock.monotonic()
+        self.dispatcher.submit(now)
+        ended = self.parts.sink.completed(min(most, self._patience(now)) if most else 0.0)
+        self._exchanged_at = clock.monotonic()
+        for call in ended:
+            self.dispatcher.completed(call)
+        return self._exchanged_at - now
 
     def _claim(self, now: float) -> float:
         """Claim rows that are due, as many as can be handed over soon. Return when to look again.
@@ -137,7 +164,7 @@ class Session:
             return NEVER
         if now < (due := self.rows.due_at()):
             return due
-        room = dispatcher.row_room(now)
+        room = dispatcher.row_room(now, self._busy_seconds)
         if room <= 0:
             return now + LIMIT_SECONDS if outcomes.limits.active else self.circuit.next_probe_at(now)
         sent = self.parts.clock.lease()
@@ -156,8 +183,7 @@ class Session:
             self._unblock_at,
             self._report_at,
         )
-        most = DRAIN_SECONDS if self.reader.draining else WAIT_SECONDS
-        return max(0.0, min(due - now, most))
+        return max(0.0, due - now)
 
 
 @dataclass(slots=True)
@@ -196,7 +222,7 @@ class SinkLoop:
         parts = self.parts
         self.limits = self.target_limits or RateShare(parts.leases, parts.clock.monotonic())
         self.recorder = AttemptRecorder(self.keeper.name, parts.log)
-        self.registration = SinkRegistration(parts.store, self.keeper, parts.leases)
+        self.registration = SinkRegistration(parts.store, parts.leases, self.keeper.lease_seconds)
         self._fault = SinkFault(parts.leases)
         self._seldom = RateLimitedLog(parts.log)
         parts.leases.wake, parts.leases.purge = parts.sink.wake, parts.sink.purge
@@ -329,9 +355,7 @@ class SinkLoop:
                 raise SessionReset("the calls in flight did not end in time")
             if self.session is not None:
                 self.session.rows.give_all_back()
-            self.keeper.give_doubtful_back(parts.leases)
-            if parts.leases.held:
-                self.keeper.release(parts.leases, set(parts.leases.held))
+            self.keeper.end_session(parts.leases)
         except RelayError as error:
             parts.log.warning("relay.left_behind", what=f"sink {parts.spec.name}", reason=str(error))
         finally:

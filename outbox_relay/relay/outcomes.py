@@ -18,7 +18,6 @@ from outbox_relay.domain.errors import LeaseLost
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.in_flight import BlockedKeys, Chunk
 from outbox_relay.domain.lease_clock import lease_clock
-from outbox_relay.domain.measures import DeadReason, DeliveredCall, SinkMeasures
 from outbox_relay.domain.outcomes import (
     DELIVERED,
     Attempt,
@@ -42,6 +41,7 @@ from outbox_relay.postgres.rows import ClaimedRow, NewRow, RowUpdate
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.calls import Permit, SentCall
 from outbox_relay.relay.limits import RateShare, RowBound, Slots
+from outbox_relay.relay.measures import DeadReason, DeliveredCall, SinkMeasures
 from outbox_relay.relay.settle import Settler
 from outbox_relay.relay.sink_leases import SinkLeases
 from outbox_relay.sinks import Sink

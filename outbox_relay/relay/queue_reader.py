@@ -17,7 +17,6 @@ from outbox_relay.relay.log_reader import (
     LogReader,
     reason_of_failed_read,
 )
-from outbox_relay.relay.timing import timed
 
 QUEUE_EVENTS = 1000
 """Maximum number of events in one statement, for which it keeps their shards locked: renewals wait for it."""
@@ -85,7 +84,7 @@ class QueueReader(LogReader):
     def _park(self, group: ShardGroup, start: Position, piece: WindowSlice, reason: str | None = None) -> None:
         """Make rows of the next events of ``piece``, dead ones if there is a ``reason``, and move the group."""
         outcomes, end = self._outcomes, position_after(start, piece)
-        with timed(self._parts.measures.settle):
+        with self._parts.measures.settle.time():
             parked = self._store.park_window(
                 *(self._spec.name, self._parts.relay, self._leases.epochs(group.shards)),
                 *(self._spec.types, start, end, piece),

@@ -20,8 +20,6 @@ SOON_SECONDS = 1.0
 """Time after which a pass that could not begin is tried again, before the first one."""
 PAUSES_MAX = 8
 """Longest interval between two passes while a lock is not granted or an archive fails, as a multiple. It doubles."""
-LATE_SECONDS = 86_400.0
-"""Time within which a command that a scheduler runs empties a day that is past keep_days."""
 DROP_EVERY = 10
 """Number of passes of which one removes an empty partition: emits wait up to 50 ms behind each attempt."""
 
@@ -59,7 +57,6 @@ class Retention:
         self._held = False
         self._failures: dict[str, str] = {}
         self._left: dict[str, tuple[str, int]] = {}
-        self._idle = False
         self._passes = 0
         self._pauses = 1
 
@@ -69,8 +66,6 @@ class Retention:
             return SOON_SECONDS
         with suppress(Stopped):
             run_pass(self._store, self._relay, self._person, self._pass, works=self._enabled)
-        if not self._enabled:
-            self._watch()
         return self._pass_seconds * self._pauses
 
     def _pass(self, granted: Pass) -> Outcome:
@@ -92,12 +87,3 @@ class Retention:
         outcome = retention.run(drop=self._passes % DROP_EVERY == 1)
         self._pauses = min(PAUSES_MAX, 2 * self._pauses) if outcome.locked or outcome.failed else 1
         return outcome
-
-    def _watch(self) -> None:
-        """Log once that no relay or command empties days that have been past keep_days for ``LATE_SECONDS``."""
-        found = self._store.retention_status(live=False) if self._store.due_days() else None
-        late = [day for day in found["days"] if (day["due_seconds"] or 0.0) > LATE_SECONDS] if found else []
-        if found and late and found["idle"] and not self._idle:
-            self._log.warning("retention.idle", days=len(late))
-            self._idle = True
-        self._idle = self._idle and bool(late)

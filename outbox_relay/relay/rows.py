@@ -19,7 +19,6 @@ from outbox_relay.relay.calls import new_row_lease
 from outbox_relay.relay.dispatch import MOST_ROWS
 from outbox_relay.relay.outcomes import LEASE_MARGIN_SECONDS, Outcomes
 from outbox_relay.relay.settle import FIRST_PAUSE_SECONDS, MOST_TRIES, SHRINK, is_for_its_size, pause
-from outbox_relay.relay.timing import timed
 
 POLL_SECONDS = 1.0
 """Interval between claims for rows whose due time this relay does not know, and between sweeps while keys are held."""
@@ -245,7 +244,7 @@ class Rows:
         try:
             self._give_doubtful_back()
             self._doubtful.append(lease)
-            with timed(self._parts.measures.claim):
+            with self._parts.measures.claim.time():
                 claimed = self._fetch(lease, seconds, min(most, size.rows), heads, suspects=suspects, after=after)
         except StatementFailed as error:
             if size.failed.bit_count() <= 1:  # fewer and fewer lines while claims fail

@@ -19,11 +19,10 @@ from outbox_relay.domain.attempts import AttemptRecord
 from outbox_relay.domain.errors import DatabaseUnusable, LeaseLost, StatementFailed
 from outbox_relay.domain.event import SHARDS
 from outbox_relay.domain.in_flight import Chunk, InFlight
-from outbox_relay.domain.measures import DeadReason, SinkMeasures
 from outbox_relay.domain.window import Position
 from outbox_relay.postgres.rows import ClaimedRow, DeliveredRow, NewRow, RowUpdate
+from outbox_relay.relay.measures import DeadReason, SinkMeasures
 from outbox_relay.relay.sink_leases import SinkLeases
-from outbox_relay.relay.timing import timed
 
 T = TypeVar("T")
 
@@ -392,7 +391,7 @@ class Settler:
                 *(leases.sink, self._relay, fenced, rows, epochs), records=records, relay=name, server=self.server
             )
 
-        with timed(self._measures.settle):
+        with self._measures.settle.time():
             self._recorder.settle(len(records) + sum(row.record is not None for row in rows), settle)
         pending.rows, pending.records = left, later
         return bool(left or later)
@@ -409,7 +408,7 @@ class Settler:
             def delete(name: str | None) -> dict[int, bool]:
                 return self._store.delete_rows(self._leases.sink, deleted, relay=name, only_tried=self._only_tried)
 
-            with timed(self._measures.settle):
+            with self._measures.settle.time():
                 ours = self._recorder.settle(sum(d.record is not None for d in deleted), delete)
             del self._done[: len(portion)]
             left -= len(portion)
@@ -432,7 +431,7 @@ class Settler:
             def update(name: str | None) -> set[int]:
                 return self._store.update_rows(self._leases.sink, updates, relay=name)
 
-            with timed(self._measures.settle):
+            with self._measures.settle.time():
                 ours = self._recorder.settle(sum(u.record is not None for u in updates), update)
             del self._back[: len(portion)]
             left -= len(portion)

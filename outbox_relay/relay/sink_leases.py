@@ -1,22 +1,26 @@
-"""The leases of one sink in this relay, and the sink's state in the database.
+"""The shards of one sink in this relay, the sink's state in the database, and its registration.
 
 A lease is measured by the database's time. This process measures it by its own ``lease_clock``, from *before* each
-claim and renewal was sent, less a margin. It therefore stops before another relay may start, however long the process
+renewal was sent, less a margin. It therefore stops before another relay may start, however long the process
 was stopped or its machine suspended.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from structlog.stdlib import BoundLogger
+
 from outbox_relay.domain.event import SHARDS
 from outbox_relay.domain.sink_limits import NO_LIMITS, SinkLimits
-from outbox_relay.domain.sink_spec import SinkRoutes
-from outbox_relay.postgres.rows import SinkRow
+from outbox_relay.domain.sink_spec import SinkRoutes, SinkSpec
+from outbox_relay.postgres.rows import SinkRow, TickResult
+from outbox_relay.postgres.store import Store
 
 UNSERVED_RENEWALS = 4
 """Number of consecutive renewals, a third of a lease apart, that must find no relay serving a superseded sink."""
@@ -26,15 +30,10 @@ def _do_nothing() -> None: ...
 
 
 class Lease(NamedTuple):
-    """An owned shard.
-
-    ``until`` is the ``lease_clock()`` value at which the lease ends, and ``crashes`` the number of lapsed leases that
-    was counted when the shard was claimed.
-    """
+    """An owned shard. ``crashes`` is the number of lapsed leases that was counted when it was claimed."""
 
     epoch: int
-    until: float
-    crashes: int
+    crashes: int = 0
 
 
 @dataclass(eq=False)
@@ -84,8 +83,10 @@ class SinkLeases:
     """The number of live relays that serve the sink, at least one."""
     excess: int = field(default=0, init=False)
     """The number of shards to drain and release."""
-    doubtful_until: float = field(default=0.0, init=False)
-    """The ``lease_clock()`` value until which a claim without an answer may take effect."""
+    ends_at: float = field(default=0.0, init=False)
+    """The ``lease_clock()`` value at which the lease on the sink ends, and so those of all shards."""
+    ended: bool = field(default=False, init=False)
+    """True once the lease on the sink was given back."""
     claimed_at: float = field(default=0.0, init=False)
     """The ``lease_clock()`` value at which this relay last tried to claim shards."""
     observations: int = field(default=0, init=False)
@@ -105,7 +106,12 @@ class SinkLeases:
     _behind: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self.row = SinkRow(self.sink, 0, False, "closed", None, 0, ())
+        self.row = SinkRow(self.sink, 0, False, "closed", None, SHARDS, ())
+
+    @property
+    def unowned(self) -> int:
+        """The number of shards that no relay owns, of which this one may not know that it owns them."""
+        return SHARDS - self.row.owned - len(self.held)
 
     @property
     def abandoned(self) -> bool:
@@ -152,17 +158,15 @@ class SinkLeases:
         return {shard: self.adopted[shard] for shard in shards if shard in self.adopted}
 
     def until(self, shards: Collection[int]) -> float:
-        """Return the ``lease_clock()`` value at which the first of the leases ends, 0.0 if one was lost."""
-        held, ends = self.held, list[float]()
-        for shard in shards:
-            lease = held.get(shard)
-            ends.append(0.0 if lease is None or lease.epoch != self.adopted.get(shard) else lease.until)
-        return min(ends, default=0.0)
+        """Return the ``lease_clock()`` value at which the leases of these shards end, 0.0 if one was lost."""
+        held = self.held
+        is_lost = any(shard not in held or held[shard].epoch != self.adopted.get(shard) for shard in shards)
+        return 0.0 if is_lost or not shards else self.ends_at
 
     # -- leases -----------------------------------------------------------------------------------------------
 
     def grant(self, leases: Mapping[int, Lease]) -> bool:
-        """Add the leases of shards that were claimed. Return False if the sink is no longer served."""
+        """Add shards that were claimed. Return False if the sink is no longer served."""
         with self._writing:
             if not self.serving:
                 return False
@@ -170,36 +174,35 @@ class SinkLeases:
         self.wake()
         return True
 
-    def replace(self, leases: Mapping[int, Lease]) -> None:
-        """Replace all leases with those that were reclaimed, none of which is adopted."""
+    def replace(self, leases: Mapping[int, Lease], until: float) -> None:
+        """Replace all shards with those that were reclaimed, none of which is adopted."""
         with self._writing:
             self.losses += len(self.held.keys() - leases.keys())
             self.adopted = {}
             self.held = dict(leases)
+            self.ends_at = max(self.ends_at, until)
 
-    def renew(self, asked: Mapping[int, int], until: Mapping[int, float]) -> int:
-        """Extend the leases that have an ``until``, and remove the others of ``asked`` (shard → epoch).
+    def renew(self, asked: Mapping[int, int], owned: Mapping[int, int], until: float) -> int:
+        """Extend the lease on the sink, and remove the shards of ``asked`` that are not ``owned`` (shard → epoch).
 
-        Return how many were lost. A shard that has another epoch by now keeps its lease, as does one that is being
-        released: a renewal finds no lease of it once the release is in effect.
+        Return how many were lost. A shard that has another epoch by now stays, as does one that is being released: a
+        renewal does not find it once the release is in effect.
         """
-        lost = 0
         with self._writing:
-            held = dict(self.held)
-            for shard, epoch in asked.items():
-                lease = held.get(shard)
-                if lease is None or lease.epoch != epoch:
-                    continue
-                if shard in until:
-                    held[shard] = lease._replace(until=until[shard])
-                elif self._releasing.get(shard) != epoch:
-                    del held[shard]
-                    lost += 1
-            self.held = held
-            self.losses += lost
+            lost = {
+                shard
+                for shard, epoch in asked.items()
+                if shard in self.held
+                and self.held[shard].epoch == epoch
+                and owned.get(shard) != epoch
+                and self._releasing.get(shard) != epoch
+            }
+            self.held = {shard: lease for shard, lease in self.held.items() if shard not in lost}
+            self.ends_at = max(self.ends_at, until)
+            self.losses += len(lost)
         if lost:
             self.wake()
-        return lost
+        return len(lost)
 
     @contextmanager
     def releasing(self, shards: Collection[int]) -> Generator[dict[int, int]]:
@@ -249,7 +252,7 @@ class SinkLeases:
     def registered(self, generation: int, routes: SinkRoutes | None) -> None:
         """Serve the sink, which was registered again, and discard its state from before that."""
         self.missing, self._behind = False, 0
-        self.row = self.row._replace(generation=generation, unowned=SHARDS)
+        self.row = self.row._replace(generation=generation, owned=0)
         self.serve(generation, routes)
 
     def observe(self, row: SinkRow) -> bool:
@@ -324,3 +327,97 @@ class SinkLeases:
     def record_report(self, circuit: str, in_flight_limit: int | None) -> None:
         """Record the circuit and the limit that are now in the database."""
         self.row = self.row._replace(circuit=circuit, in_flight_limit=in_flight_limit)
+
+
+class SinkRegistration:
+    """The registration of one sink, which a restore of the database may take back, over all sessions."""
+
+    def __init__(self, store: Store, leases: SinkLeases, lease_seconds: float) -> None:
+        self._store = store
+        self._leases = leases
+        self._patience = 2 * lease_seconds
+        self.began: TickResult | None = None
+        """The tick with which the session began."""
+        self.seen_in: str | None = None
+        """The incarnation of the server that had the sink last; None if it is not to be registered again."""
+        self._observations = 0
+        """The number of answers that had the sink before the session."""
+        self._start = "now"
+        """The place in the log where the sink began, as of that server."""
+        self._missing_since = 0.0
+        """``time.monotonic()`` of the last look at which the database had the sink."""
+
+    def begin_session(self, began: TickResult) -> None:
+        """Record that a session begins with the tick ``began``."""
+        self.began, self._observations = began, self._leases.observations
+
+    def was_taken_back(self) -> bool:
+        """Return True if a restore has taken the registration back, so that the sink is to be registered again.
+
+        A sink that is missing on the server that had it was removed, and stays away. A relay that was superseded leaves
+        it to the others for a while.
+        """
+        leases, began = self._leases, self.began
+        if began is None:
+            return False
+        if not leases.missing:
+            self._missing_since = time.monotonic()
+            if leases.observations > self._observations:
+                self.seen_in, self._start = began.incarnation, leases.row.start or "now"
+            return False
+        if self.seen_in is None:
+            return False
+        server = self._store.tick().incarnation  # the last tick may be older than what is missing
+        if server == self.seen_in:
+            self.seen_in = None
+        if self.seen_in is None or server != began.incarnation:
+            return False
+        return time.monotonic() - self._missing_since >= self._patience * leases.superseded
+
+    def register(self, spec: SinkSpec, log: BoundLogger) -> bool:
+        """Register the sink. Return False if it is there by now, since another relay has registered it.
+
+        It begins as it had begun: at the beginning of the log, or with this session.
+        """
+        began = self.began
+        assert began is not None  # noqa: S101 - ``was_taken_back`` has looked
+        server = began.incarnation
+        generation = self._store.register_missing_sink(
+            spec.name, spec.patterns, self._start, began.tick, queued=spec.queued, server=server
+        )
+        if generation is None:
+            return False
+        self._leases.registered(generation, spec.routes)
+        self.seen_in = server
+        log.warning("sink.registered_again", start=self._start, since=began.now.isoformat())
+        self._store.state_limits({spec.name: spec.limits}, server)
+        return True
+
+    def serve_again(self, spec: SinkSpec, log: BoundLogger, *, idle: bool) -> bool:
+        """Serve a sink again that was lost to a restore or to relays that are gone. Return True if it is served.
+
+        Rows of a queue may still be in hand: until the session is ``idle``, another would repeat them.
+        """
+        leases = self._leases
+        if spec.replay is not None or leases.stopping:
+            return False
+        taken_back = self.was_taken_back()
+        if not idle:
+            return False
+        if taken_back:
+            return self.register(spec, log)
+        if not leases.superseded or leases.held:
+            return False
+        differs = tuple(leases.row.patterns) != tuple(spec.patterns) or leases.row.claim != spec.claim
+        if differs and not leases.abandoned:
+            return False
+        result = self._store.tick()
+        generation = self._store.reregister_sink(
+            *(spec.name, spec.patterns, leases.row.generation, result.tick),
+            queued=spec.queued,
+            server=result.incarnation,
+        )
+        if generation is None:
+            return False
+        leases.serve(generation, spec.routes)
+        return True

@@ -14,14 +14,15 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from prometheus_client import Histogram
 from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.errors import RelayError
 from outbox_relay.domain.event import StoredEvent, memory_bytes
-from outbox_relay.domain.measures import Histogram
 from outbox_relay.domain.rate_limited_log import RateLimitedLog
 from outbox_relay.domain.window import nothing_new
 from outbox_relay.postgres.rows import TickResult
+from outbox_relay.relay.measures import RelayMeasures
 
 PACE_SECONDS = 0.002
 """Time from one look to the next, from start to start."""
@@ -86,7 +87,7 @@ class Ticks:
         self._newest: TickResult | None = None
         self._rests = threading.Event()
         self._stopping = False
-        self._durations = durations or Histogram()
+        self._durations = durations or RelayMeasures().tick
         self.reads = SharedReads()
         self._looked_at = float("-inf")
         self.seen_at = clock()

@@ -12,27 +12,24 @@ from uuid import UUID, uuid4
 from structlog.stdlib import BoundLogger
 
 from outbox_relay import __version__
-from outbox_relay.domain.measures import RelayMeasures
 from outbox_relay.postgres.listener import CommitListener
 from outbox_relay.postgres.store import Store
-from outbox_relay.relay.housekeeping import Chore, Chores, due_things, housekeeping
+from outbox_relay.relay.chores import Chore, Chores, LagWatch, all_chores
 from outbox_relay.relay.keeper import Keeper
-from outbox_relay.relay.lag_watch import LOOK_SECONDS, LagWatch
+from outbox_relay.relay.measures import RelayMeasures
 from outbox_relay.relay.retention import PASS_SECONDS, Retention
-from outbox_relay.relay.schedule_definitions import ScheduleDefinitions
-from outbox_relay.relay.scheduled_events import ScheduledEvents
-from outbox_relay.relay.schedules import Schedules
+from outbox_relay.relay.schedules import ScheduleDefinitions, Schedules
 from outbox_relay.relay.ticks import Ticks
 from outbox_relay.retention.archiver import ProcessArchiver, archiver_for
 from outbox_relay.service.clients import Clients, build_specs
-from outbox_relay.service.metrics.figures import ROUND_SECONDS, Figures
-from outbox_relay.service.metrics.history import MINUTE_SECONDS, History
-from outbox_relay.service.metrics.snapshot import Snapshots
+from outbox_relay.service.figures import ROUND_SECONDS, Figures
+from outbox_relay.service.history import MINUTE_SECONDS, History
+from outbox_relay.service.metrics import SinkStates, register
 from outbox_relay.service.own_addresses import REFRESH_SECONDS, OwnAddresses
 from outbox_relay.service.recorded_config import RecordedConfig
 from outbox_relay.service.reload import Reload
 from outbox_relay.service.replays import Replays
-from outbox_relay.service.served_sinks import ServedSinks
+from outbox_relay.service.sinks import ServedSinks
 from outbox_relay.service.supervisor import Supervisor
 from outbox_relay.service.tracing import Trace, untraced
 from outbox_relay.settings import Settings
@@ -66,28 +63,28 @@ class Parts:
         self.supervisor = supervisor = Supervisor(log)
         self.over = threading.Event()
         """Set once the parts in the background are to end, after the sinks."""
-        relay, name, measures = uuid4(), settings.relay.name, RelayMeasures()
+        relay, name = uuid4(), settings.relay.name
+        self.measures = measures = RelayMeasures()
         listener = CommitListener(wakeup_dsn(settings), store.database_identity, log)
         self.ticks = Ticks(store.tick, listener, log, durations=measures.tick, longest=settings.relay.lease_seconds / 3)
         self.keeper = Keeper(store, relay, name, __version__, settings.relay.lease_seconds, log)
-        self.sinks = ServedSinks(store, self.keeper, self.ticks, supervisor, log)
+        self.sinks = ServedSinks(store, self.keeper, self.ticks, measures, supervisor, log)
         self.replays = Replays(store, self.keeper, self.ticks, self.sinks, clients.make, supervisor, log)
         recorded = RecordedConfig(store, self.keeper, settings, log)
         lag_watch = LagWatch(store, settings.notify.limit, log)
         definitions = ScheduleDefinitions(store, relay, settings.registered_schedules(), log)
-        schedules = Schedules(store, definitions, name, log, measures.schedules)
-        self.reload = Reload(
-            *(settings, read_settings, clients, self.sinks, self.replays, recorded, lag_watch, schedules, supervisor),
-            log,
-        )
+        schedules = Schedules(store, definitions, name, log, measures.fired)
+
+        def use(settings: Settings, clients: Clients) -> None:
+            recorded.use(settings)
+            lag_watch.use(settings.notify.limit)
+            schedules.definitions.use(settings.registered_schedules())
+            self.replays.make_client = clients.make
+
+        self.reload = Reload(settings, read_settings, clients, self.sinks, use, recorded, supervisor, log)
         figures = Figures(store, relay, log)
-        self.snapshots = Snapshots(self.sinks, measures, figures.known, lambda: self.reload.last_successful)
-        history = History(store, measures, self.snapshots.end_interval, figures.known)
-        chores = [
-            *due_things(ScheduledEvents(store), schedules),
-            *housekeeping(store),
-            Chore("look at lags", lag_watch.look, LOOK_SECONDS, LOOK_SECONDS),
-        ]
+        register(measures.registry, [SinkStates(self.sinks), figures], lambda: self.reload.last_successful)
+        history = History(store, measures.registry)
         first_history = time.monotonic() + random.uniform(0.0, MINUTE_SECONDS)  # noqa: S311 - jitter is no secret
         looks = [
             Chore("figures", figures.round, ROUND_SECONDS, ROUND_SECONDS, leisure=0.0),
@@ -104,7 +101,7 @@ class Parts:
             "keeper": self.keeper.run,
             "watchdog": self.keeper.watch,
             "waiter": self.ticks.run,
-            "chores": in_turn(*chores),
+            "chores": in_turn(*all_chores(store, schedules, lag_watch)),
             "retention": in_turn(Chore("retention", retention.step, PASS_SECONDS, PASS_SECONDS, float, 0.0, 10.0)),
             "figures": in_turn(*looks),
             "reload": self.reload.run,

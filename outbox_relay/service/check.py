@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Generator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from outbox_relay.domain.errors import ConfigurationError, DatabaseUnavailable, DatabaseUnusable, StatementFailed
@@ -11,12 +13,10 @@ from outbox_relay.postgres.shard_statements import missing_positions
 from outbox_relay.postgres.store import Store
 from outbox_relay.retention.files import without_query
 from outbox_relay.service.build import build_archiver, build_store, wakeup_dsn
-from outbox_relay.service.check_names import former_names, new_names
 from outbox_relay.service.clients import Clients
 from outbox_relay.service.own_addresses import OwnAddresses
 from outbox_relay.settings import KafkaSettings, Settings
 from outbox_relay.settings.producer import RUNS_CODE, has_rule
-from outbox_relay.sinks import Sink
 from outbox_relay.sinks.types import BUILTIN
 
 CONNECTIONS = 2
@@ -107,45 +107,62 @@ def check_online(settings: Settings) -> Findings:
     return findings
 
 
+@contextmanager
+def _reported(findings: Findings, place: str) -> Generator[None]:
+    """Turn an error of the database, or of its settings, into a finding."""
+    try:
+        yield
+    except UNANSWERED as error:
+        findings.unanswered.append(f"{place}: {error}")
+    except (DatabaseUnusable, ConfigurationError) as error:
+        findings.problems.append(f"{place}: {error}")
+
+
 def _check_database(settings: Settings, findings: Findings) -> int | None:
     """Return the largest payload that can be emitted, in bytes, or None if the database does not tell."""
     store = build_store(settings, CONNECTIONS)
     payload_bytes = None
     try:
-        store.open()
-        check_schema(store)
-        payload_bytes = store.max_payload_bytes()
-        _check_listening(settings, store, findings)
-        missing = store.missing_positions()
-        findings.problems.extend(missing_positions(sink, shards) for sink, shards in missing.items())
-        known, former = store.named("sink_names", {}), store.former_sinks(settings.sinks)
-        names = {row.name for row in known}
-        findings.problems.extend(former_names(settings, names, former))
-        findings.warnings.extend(new_names(settings, names, former))
-        hidden = [row.name for row in store.named("row_security", {}) if row.hidden]
-        findings.problems.extend(f"database: table outbox.{table}: {HIDDEN}" for table in hidden)
-        foreign = store.named("foreign_privileges", {})
-        findings.warnings.extend(f"database: {row.said}" for row in foreign)
-    except UNANSWERED as error:
-        findings.unanswered.append(f"database: {error}")
-    except (DatabaseUnusable, ConfigurationError) as error:
-        findings.problems.append(f"database: {error}")
+        with _reported(findings, "database"):
+            store.open()
+            check_schema(store)
+            payload_bytes = store.max_payload_bytes()
+            with _reported(findings, "database.listen_dsn"):
+                dsn = wakeup_dsn(settings) if settings.database.listen_dsn else None
+                if dsn is not None and dsn_identity(dsn()) != store.database_identity():
+                    findings.problems.append(WRONG_DATABASE)
+            missing = store.missing_positions()
+            findings.problems.extend(missing_positions(sink, shards) for sink, shards in missing.items())
+            known = {row.name for row in store.named("sink_names", {})}
+            _check_names(settings, known, store.former_sinks(settings.sinks), findings)
+            hidden = [row.name for row in store.named("row_security", {}) if row.hidden]
+            findings.problems.extend(f"database: table outbox.{table}: {HIDDEN}" for table in hidden)
+            findings.warnings.extend(f"database: {row.said}" for row in store.named("foreign_privileges", {}))
     finally:
         store.close()
     return payload_bytes
 
 
-def _check_listening(settings: Settings, store: Store, findings: Findings) -> None:
-    """Add a problem if ``database.listen_dsn`` leads to another database than the one whose log is read."""
-    if not settings.database.listen_dsn or (dsn := wakeup_dsn(settings)) is None:
-        return
-    try:
-        if dsn_identity(dsn()) != store.database_identity():
-            findings.problems.append(WRONG_DATABASE)
-    except UNANSWERED as error:
-        findings.unanswered.append(f"database.listen_dsn: {error}")
-    except DatabaseUnusable as error:
-        findings.problems.append(f"database.listen_dsn: {error}")
+def _check_names(settings: Settings, known: Collection[str], former: Collection[str], findings: Findings) -> None:
+    """Add a problem for each sink that a relay would not serve, and a warning for one that may have another name.
+
+    ``known`` are the sinks in the database, and ``former`` the names that removed sinks had.
+    """
+    orphans = sorted(set(known) - set(settings.sinks))
+    for name, sink in settings.sinks.items():
+        place = ("sinks", name)
+        if name in known:
+            continue
+        if name in former:
+            fix = f"take it out, or run outbox-relay sinks remove {name} --forget"
+            findings.problems.append(settings.at(place, f"this sink was removed from the database: {fix}"))
+        elif orphans:
+            begins = "at the beginning of the log" if sink.start == "beginning" else "now"
+            text = (
+                f"this sink is new and begins {begins}, while {', '.join(orphans)} has no settings any more; if it is "
+                f"another name of it, keep the name {orphans[0]}"
+            )
+            findings.warnings.append(settings.at(place, text))
 
 
 def _check_archive(settings: Settings, findings: Findings) -> None:
@@ -162,6 +179,8 @@ def _check_archive(settings: Settings, findings: Findings) -> None:
 
 
 def _check_sink(name: str, clients: Clients, payload_bytes: int | None, findings: Findings) -> None:
+    from outbox_relay.sinks.kafka import KafkaSink
+
     try:
         sink = clients.make(name)
     except ConfigurationError as error:
@@ -171,14 +190,7 @@ def _check_sink(name: str, clients: Clients, payload_bytes: int | None, findings
         sink.open()
         if problem := sink.check():
             findings.problems.append(f"sinks.{name}: {problem}")
-        elif warning := _online_warning(sink, payload_bytes):
+        elif isinstance(sink, KafkaSink) and (warning := sink.online_warning(payload_bytes)):
             findings.warnings.append(f"sinks.{name}: {warning}")
     finally:
         sink.close()
-
-
-def _online_warning(sink: Sink, payload_bytes: int | None) -> str | None:
-    """Return a warning about a topic, or about payloads that the database accepts and the sink refuses; or None."""
-    from outbox_relay.sinks.kafka import KafkaSink
-
-    return sink.online_warning(payload_bytes) if isinstance(sink, KafkaSink) else None

@@ -5,19 +5,26 @@ Each line has its name in ``event``, one of ``log_events``, and a text for peopl
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import logging.handlers
+import queue
 import sys
+import time
 
 import structlog
 from structlog.typing import EventDict, Processor
 
 from outbox_relay.domain.log_events import KAFKA_CLIENT, LIBRARY, LOG_EVENTS
-from outbox_relay.service.log_writer import LogWriter
 
 NAME = "outbox_relay"
 """The name of the relay's logger."""
 KAFKA_LOGGER = "outbox_relay.kafka"
 """The logger to which Kafka's client writes."""
+MOST_LINES = 10_000
+"""Lines that wait to be written. Lines beyond them are dropped, and counted."""
+FLUSH_SECONDS = 1.0
+"""Longest wait for the lines that are left when the process ends."""
 
 
 def configure(level: str, form: str, *, colors: bool = False) -> None:
@@ -46,10 +53,10 @@ def configure(level: str, form: str, *, colors: bool = False) -> None:
             colors=colors, event_key="message", exception_formatter=structlog.dev.plain_traceback
         )
     )
-    handler = _new_handler()
+    handler = _Handler()
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder(allow=("sink",))],
+            foreign_pre_chain=[_without_values, *shared, structlog.stdlib.ExtraAdder(allow=("sink",))],
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
         )
     )
@@ -57,26 +64,69 @@ def configure(level: str, form: str, *, colors: bool = False) -> None:
     for former in root.handlers:
         former.close()
     root.handlers[:] = [handler]
+    _Writer(handler).start()
     root.setLevel(level.upper())
+    logging.raiseExceptions = False  # a record of a library that cannot be formatted is left out
     _quieten_libraries()
 
 
-def _new_handler() -> logging.Handler:
-    """Return the handler that writes to stderr, which is no file in some tests."""
-    try:
-        return LogWriter(sys.stderr.fileno(), _report_dropped)
-    except (AttributeError, OSError):
-        return logging.StreamHandler(sys.stderr)
+class _Handler(logging.handlers.QueueHandler):
+    """Leaves lines to a thread, so that nothing else waits for their reader: a pipe that is not read is full soon."""
+
+    def __init__(self) -> None:
+        self.lines: queue.Queue[logging.LogRecord | None] = queue.Queue(MOST_LINES)
+        super().__init__(self.lines)
+        self.dropped = 0
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        """Add a line, or drop it if too many wait."""
+        try:
+            self.lines.put_nowait(record)
+        except queue.Full:
+            self.dropped += 1
+
+    def flush(self) -> None:
+        """Wait until all lines are written, at most for a second."""
+        until = time.monotonic() + FLUSH_SECONDS
+        while self.lines.unfinished_tasks and time.monotonic() < until:
+            time.sleep(0.005)
+
+    def close(self) -> None:
+        """Write the lines that are left, for at most a second, and end the thread."""
+        self.flush()
+        with contextlib.suppress(queue.Full):
+            self.lines.put_nowait(None)
+        super().close()
 
 
-def _report_dropped(lines: int) -> None:
-    logger().warning("log.dropped", lines=lines)
+class _Writer(logging.handlers.QueueListener):
+    """Writes the lines of a handler to stderr, and says how many were dropped once lines are written again."""
+
+    def __init__(self, source: _Handler) -> None:
+        super().__init__(source.lines, logging.StreamHandler(sys.stderr))
+        self._source = source
+
+    def handle(self, record: logging.LogRecord) -> None:
+        """Write a line."""
+        super().handle(record)
+        if self._source.dropped and self._source.lines.empty():
+            dropped, self._source.dropped = self._source.dropped, 0
+            logger().warning("log.dropped", lines=dropped)
 
 
 def flush() -> None:
     """Wait until all lines are written, at most for a second, because ``os._exit`` does not wait."""
     for handler in logging.getLogger().handlers:
         handler.flush()
+
+
+def _without_values(_logger: object, _level: str, line: EventDict) -> EventDict:
+    """Leave out what OpenTelemetry fills into its messages, such as headers and URLs: they may hold a secret."""
+    record = line.get("_record")
+    if record is not None and record.name.startswith("opentelemetry"):
+        line["event"] = str(record.msg)
+        line.pop("exc_info", None)
+    return line
 
 
 def _add_message(_logger: object, _level: str, line: EventDict) -> EventDict:
@@ -93,6 +143,7 @@ def _add_message(_logger: object, _level: str, line: EventDict) -> EventDict:
 def _quieten_libraries() -> None:
     for name in ("httpx2", "httpcore2", "asyncio", "aiohttp.access"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("urllib3").setLevel(logging.CRITICAL)  # warns with URLs, whose path may hold a token
 
 
 def logger() -> structlog.stdlib.BoundLogger:

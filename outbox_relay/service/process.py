@@ -20,14 +20,11 @@ from structlog.stdlib import BoundLogger
 
 from outbox_relay import __version__
 from outbox_relay.domain.errors import ConfigurationError, RelayError
+from outbox_relay.service import tracing
 from outbox_relay.service.build import Parts
 from outbox_relay.service.check import check_schema
-from outbox_relay.service.health import Health
+from outbox_relay.service.http import Listener, Readiness
 from outbox_relay.service.logs import flush, logger
-from outbox_relay.service.metrics.exposition import Exposition
-from outbox_relay.service.readiness import Readiness
-from outbox_relay.service.tracing import start as start_tracing
-from outbox_relay.service.tracing import untraced
 from outbox_relay.settings import Settings
 
 TURN_SECONDS = 0.1
@@ -80,24 +77,23 @@ class Service:
         self._address = settings.http.address
         self._stop_after_seconds = settings.relay.stop_after_seconds
         self._log: BoundLogger = logger().bind(relay=settings.relay.name)
-        self._tracing = tracing = start_tracing(os.environ, settings.relay.name, self._log)
-        trace = tracing.traced if tracing else untraced
-        self._parts = parts = Parts(settings, read_settings, self._log, trace)
+        self._trace = tracing.start(settings.relay.name, self._log)
+        self._parts = parts = Parts(settings, read_settings, self._log, self._trace)
         self._supervisor = parts.supervisor
         self._stopping = parts.supervisor.stopping
-        self._readiness = Readiness(parts.sinks, parts.keeper, parts.reload, self._stopping)
+        self._readiness = Readiness(parts.sinks, parts.keeper, lambda: parts.reload.last_successful, self._stopping)
         self._stop_signal: str | None = None
         self._background: dict[str, Thread] = {}
 
     def serve(self) -> None:
         """Start, run until a signal, and stop. Raises as ``run``, and an error that ended a part."""
         self._handle_signals()
-        health = self._listen()
+        listener = self._listen()
         try:
             if self._start():
                 self._run()
         finally:
-            self._close(health)
+            self._close(listener)
         if self._supervisor.failure is not None:
             raise self._supervisor.failure
         self._log.info("relay.stopped")
@@ -132,20 +128,19 @@ class Service:
 
     # -- start --------------------------------------------------------------------------------------------------
 
-    def _listen(self) -> Health | None:
+    def _listen(self) -> Listener | None:
         """Start the HTTP listener and return it, or None if the settings have none."""
         if self._address is None:
             return None
-        exposition, readiness = Exposition(self._parts.snapshots.take), self._readiness
-        health = Health(self._address, readiness.dead, readiness.report, exposition.answer, self._log)
         try:
-            host, port = health.start()
+            listener = Listener(self._address, self._readiness, self._parts.measures.registry, self._log)
         except (OSError, UnicodeError) as error:
             raise ConfigurationError(_cannot_listen(*self._address, error)) from None
-        self._supervisor.start("listener", health.run)
-        self._parts.own_addresses.add(host, port)
-        self._log.info("relay.listening", host=host, port=port)
-        return health
+        host, port, *_ = listener.server_address
+        self._supervisor.start("listener", listener.serve_forever)
+        self._parts.own_addresses.add(str(host), port)
+        self._log.info("relay.listening", host=str(host), port=port)
+        return listener
 
     def _start(self) -> bool:
         """Wait for the database, and register and open the sinks. Return False if a signal came before that ended."""
@@ -196,14 +191,16 @@ class Service:
         database answers. ``rebase`` refuses while a relay is registered.
         """
         parts, until = self._parts, time.monotonic() + self._stop_after_seconds
-        for sink in parts.sinks.values():
+        self._background["reload"].join(STEP_SECONDS)  # no sink is added any more
+        sinks = [*parts.sinks.values(), *parts.sinks.leaving]
+        for sink in sinks:
             sink.stop()
         parts.keeper.stop()
-        threads = [sink.thread for sink in parts.sinks.values() if sink.thread] + [self._background["replays"]]
+        threads = [sink.thread for sink in sinks if sink.thread] + [self._background["replays"]]
         if _alive(threads, until):
             self._log.warning("relay.stop_incomplete", reason="out of time")
             parts.store.give_up_at = until = time.monotonic() + STEP_SECONDS
-            for sink in (*parts.sinks.values(), *parts.replays.sinks.values()):
+            for sink in (*sinks, *parts.replays.sinks.values()):
                 sink.loop.abandon()
             for thread in _alive(threads, until):
                 self._log.warning("relay.left_behind", what=thread.name, reason="out of time")
@@ -228,15 +225,14 @@ class Service:
         if failed:
             self._log.warning("relay.left_behind", what="this relay's row", reason=failed[0])
 
-    def _close(self, health: Health | None) -> None:
+    def _close(self, listener: Listener | None) -> None:
         """Release what is left. Sinks that were served have closed their clients."""
         parts = self._parts
         parts.end_background()
         _alive([*self._background.values()], time.monotonic() + END_SECONDS)
-        if self._tracing:
-            self._tracing.stop()
-        if health:
-            health.stop()
+        tracing.stop(self._trace)
+        if listener:
+            listener.close()
         parts.store.close()
 
 

@@ -1,31 +1,29 @@
 """A reload at SIGHUP: read the settings again, and apply what can change without a restart.
 
-There is one policy. The routes are registered in the database. A sink whose settings, or the contents of whose files,
-have changed drains, and is then served with a new client. Everything else continues. Wrong settings change nothing.
+There is one policy. The routes and new sinks are registered in the database. A sink whose settings, or the contents of
+whose files, have changed drains, and is then served with a new client; one that is in the file no more drains and
+leaves. Everything else continues. Wrong settings change nothing.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from structlog.stdlib import BoundLogger
 
-from outbox_relay.domain.errors import ConfigurationError, RestartNeeded
+from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.file_reading import is_stream, read_file
 from outbox_relay.domain.rate_limited_log import RateLimitedLog
 from outbox_relay.domain.sink_spec import SinkSpec
-from outbox_relay.relay.lag_watch import LagWatch
-from outbox_relay.relay.schedules import Schedules
 from outbox_relay.service.clients import Clients, build_specs
 from outbox_relay.service.logs import reason
 from outbox_relay.service.recorded_config import RecordedConfig
-from outbox_relay.service.replays import Replays
-from outbox_relay.service.served_sinks import REMOVED, ServedSinks
+from outbox_relay.service.sinks import ServedSinks
 from outbox_relay.service.supervisor import Supervisor
-from outbox_relay.settings import Settings, applied, merged, not_applied, restart_needed
+from outbox_relay.settings import Settings, differing, merged
 from outbox_relay.settings.effective import named_files
 from outbox_relay.settings.problems import dotted
 from outbox_relay.sinks import Sink
@@ -36,6 +34,8 @@ PAUSE_SECONDS, PAUSE_MAX_SECONDS = 0.2, 5.0
 """Longest pause before a configuration is applied again, doubled after each further try, and its limit."""
 FILE_BYTES = 1 << 20
 """Maximum number of bytes of a file that are compared."""
+REMOVED = "was removed from the database: /readyz says what to do"
+"""Reason for applying no setting of a sink that is missing from the database."""
 
 
 class NewConfiguration(NamedTuple):
@@ -48,14 +48,15 @@ class NewConfiguration(NamedTuple):
     specs: Mapping[str, SinkSpec]
     clients: Clients
     sinks: Mapping[str, Sink]
-    """The new clients, which are open, of the sinks that change."""
+    """The clients, which are open, of the sinks that change or are new."""
     contents: Mapping[str, int]
 
 
 class Reload:
     """Carries out requests for a reload, one after another. A new request replaces a pending one.
 
-    ``read_settings`` returns the settings of file and environment; it may block.
+    ``read_settings`` returns the settings of file and environment; it may block. ``use`` is called with the settings
+    and the clients of a reload that was carried out; it must not fail.
     """
 
     def __init__(
@@ -64,10 +65,8 @@ class Reload:
         read_settings: Callable[[], Settings],
         clients: Clients,
         sinks: ServedSinks,
-        replays: Replays,
+        use: Callable[[Settings, Clients], None],
         recorded_config: RecordedConfig,
-        lag_watch: LagWatch,
-        schedules: Schedules,
         supervisor: Supervisor,
         log: BoundLogger,
     ) -> None:
@@ -75,10 +74,8 @@ class Reload:
         self._read_settings = read_settings
         self._clients = clients
         self._sinks = sinks
-        self._replays = replays
+        self._use = use
         self._recorded_config = recorded_config
-        self._lag_watch = lag_watch
-        self._schedules = schedules
         self._stopping = supervisor.stopping
         self._log = log
         self._seldom = RateLimitedLog(log)
@@ -104,34 +101,28 @@ class Reload:
                 pause = min(pause * 2, PAUSE_MAX_SECONDS)
         self._drop_pending()
 
-    # -- read ---------------------------------------------------------------------------------------------------
-
     def _read_new(self) -> None:
         """Replace the pending configuration. A refused request leaves it, since the database may have it already."""
         try:
-            new = self.read()
+            new = self._read()
         except Exception as error:  # no error in a file may end the relay
             self._newest_refused = True
-            self._refuse(reason(error), is_right=isinstance(error, RestartNeeded))
+            self._refuse(reason(error))
         else:
             self._drop_pending()
             self._pending, self._newest_refused = new, False
 
-    def read(self) -> NewConfiguration:
+    def _read(self) -> NewConfiguration:
         """Read the settings and every file that they name, and make the clients that change. Apply none of it.
 
-        Raises ``ConfigurationError`` for a wrong setting, for a client that cannot deliver, and as ``RestartNeeded`` if
-        every change needs a restart.
+        Raises ``ConfigurationError`` for a wrong setting, or for a client that cannot deliver.
         """
         old, wanted = self._settings, self._read_settings()
-        paths, left = applied(old, wanted), [dotted(path) for path in not_applied(old, wanted)]
-        if left and not paths:
-            raise RestartNeeded("; ".join(restart_needed(old, wanted)))
         settings = merged(old, wanted)
         contents, specs, before = _contents(settings), build_specs(settings), build_specs(old)
-        taken = [dotted(path) for path in paths]
-        taken += [each for each, found in contents.items() if found != self._contents.get(each) and each not in taken]
-        changed = [name for name in specs if specs[name] != before[name] or _is_of_any(taken, [name])]
+        files = [setting for setting, found in contents.items() if found != self._contents.get(setting, found)]
+        applied = list(dict.fromkeys([*(dotted(path) for path in differing(old, settings)), *files]))
+        changed = [name for name, spec in specs.items() if spec != before.get(name) or _of([name], applied)]
         clients, sinks = self._clients.with_settings(settings), dict[str, Sink]()
         try:
             for name in changed:
@@ -139,14 +130,13 @@ class Reload:
         except BaseException:
             _close(sinks.values())
             raise
-        return NewConfiguration(settings, taken, left, specs, clients, sinks, contents)
+        needs_restart = [dotted(path) for path in differing(settings, wanted)]
+        return NewConfiguration(settings, applied, needs_restart, specs, clients, sinks, contents)
 
     def _drop_pending(self) -> None:
         pending, self._pending = self._pending, None
         if pending is not None:
             _close(pending.sinks.values())
-
-    # -- apply --------------------------------------------------------------------------------------------------
 
     def _try(self, new: NewConfiguration) -> None:
         """Apply ``new``; it stays pending if that raises, since the database may have it."""
@@ -162,35 +152,27 @@ class Reload:
         if len(missing) == len(new.specs):
             self._refuse("; ".join(removed))
             return
-        self._take(new, missing)
+        served = {name: sink for name, sink in new.settings.sinks.items() if name not in missing}
+        kept = {name: sink for name, sink in self._settings.sinks.items() if name in missing}
+        self._settings = new.settings.model_copy(update={"sinks": {**served, **kept}})
+        self._contents, self._clients = new.contents, new.clients
+        self._use(self._settings, new.clients)
         self.last_successful = not self._newest_refused
         if self.last_successful:
             self._recorded_config.note_reload(None)
         self._log.info(
             "config.reloaded",
-            applied=[setting for setting in new.applied if not _is_of_any([setting], missing)],
+            applied=[setting for setting in new.applied if not _of(missing, [setting])],
             needs_restart=new.needs_restart,
             **({"not_applied": removed} if removed else {}),
         )
+        if new.needs_restart:
+            self._log.warning("config.restart_needed", reason=", ".join(new.needs_restart))
 
-    def _take(self, new: NewConfiguration, missing: Collection[str]) -> None:
-        """Use the settings of ``new``, except for sinks that are missing. Nothing of this can fail."""
-        kept = {name: self._settings.sinks[name] for name in missing}
-        self._settings = new.settings.model_copy(update={"sinks": {**new.settings.sinks, **kept}})
-        self._contents = new.contents
-        self._clients = new.clients
-        self._recorded_config.use(self._settings)
-        self._lag_watch.use(self._settings.notify.limit)
-        self._schedules.use(self._settings.registered_schedules())
-        self._replays.make_client = new.clients.make
-
-    def _refuse(self, why: str, *, is_right: bool = False) -> None:
+    def _refuse(self, why: str) -> None:
         self.last_successful = False
         self._recorded_config.note_reload(why)
-        if is_right:
-            self._log.warning("config.restart_needed", reason=why)
-        else:
-            self._log.error("config.reload_refused", reason=why)
+        self._log.error("config.reload_refused", reason=why)
 
 
 def _opened(name: str, clients: Clients) -> Sink:
@@ -216,7 +198,8 @@ def _contents(settings: Settings) -> dict[str, int]:
     return found
 
 
-def _is_of_any(settings: Iterable[str], sinks: Iterable[str]) -> bool:
+def _of(sinks: Iterable[str], settings: Iterable[str]) -> bool:
+    """Return True if one of ``settings`` is of one of ``sinks``."""
     starts = tuple(f"{dotted(('sinks', name))}." for name in sinks)
     return any(setting.startswith(starts) for setting in settings)
 

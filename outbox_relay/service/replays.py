@@ -22,7 +22,7 @@ from outbox_relay.postgres.replay_statements import ReplayRow
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.keeper import Keeper
 from outbox_relay.relay.ticks import Ticks
-from outbox_relay.service.served_sinks import ServedSink, new_loop
+from outbox_relay.service.sinks import ServedSink, new_loop
 from outbox_relay.service.supervisor import Supervisor
 from outbox_relay.sinks import Sink
 

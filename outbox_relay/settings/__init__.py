@@ -4,7 +4,7 @@
 reported at once, in one :class:`outbox_relay.domain.errors.ConfigurationError`, without any value that may be secret.
 """
 
-from outbox_relay.settings.changes import applied, merged, not_applied, restart_needed
+from outbox_relay.settings.changes import differing, merged
 from outbox_relay.settings.exposure import dsn_faults, exposures, warnings
 from outbox_relay.settings.kafka import KafkaSettings
 from outbox_relay.settings.loading import load
@@ -18,14 +18,12 @@ __all__ = [
     "PythonSettings",
     "Settings",
     "WebhookSettings",
-    "applied",
+    "differing",
     "dsn_faults",
     "exposures",
     "load",
     "log_format",
     "log_settings",
     "merged",
-    "not_applied",
-    "restart_needed",
     "warnings",
 ]

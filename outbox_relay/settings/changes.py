@@ -1,8 +1,7 @@
 """The settings that differ between two configurations, and those that a reload applies. No value appears here.
 
-A reload applies routes, ``[notify]``, schedules and every setting of a sink but ``claim``. The process itself, its
-connection to the database and its set of sinks need a restart. Routes and ``[notify]`` are applied only with the same
-set of sinks: events that another sink is to receive must not be passed by before this exists.
+A reload applies routes, ``[notify]``, schedules, and the set of sinks with every setting of a sink but ``claim``. The
+process itself and its connection to the database need a restart.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import cast
 from pydantic import BaseModel
 
 from outbox_relay.settings.model import Settings, Sink
-from outbox_relay.settings.problems import SettingPath, dotted
+from outbox_relay.settings.problems import SettingPath
 
 KEPT_BY_SINKS = frozenset(["claim"])
 """Settings of a sink that need a restart: no relay may serve the sink while one of them changes."""
@@ -26,40 +25,8 @@ def differing(old: Settings, new: Settings) -> list[SettingPath]:
     return list(_differing((), old, new))
 
 
-def restart_needed(old: Settings, new: Settings) -> list[str]:
-    """Return a line, without its value, for each setting that differs and that a reload does not apply."""
-    return [_line(old, new, path) for path in not_applied(old, new)]
-
-
-def applied(old: Settings, new: Settings) -> list[SettingPath]:
-    """Return the paths of the settings that differ and that a reload applies."""
-    same_sinks = old.sinks.keys() == new.sinks.keys()
-    return [path for path in differing(old, new) if _is_applied(path, same_sinks=same_sinks)]
-
-
-def not_applied(old: Settings, new: Settings) -> list[SettingPath]:
-    """Return the paths of the settings that differ and that need a restart."""
-    same_sinks = old.sinks.keys() == new.sinks.keys()
-    return [path for path in differing(old, new) if not _is_applied(path, same_sinks=same_sinks)]
-
-
-def _is_applied(path: SettingPath, *, same_sinks: bool) -> bool:
-    match path:
-        case ("routes" | "notify", *_):
-            return same_sinks
-        case ("sinks", _, *rest):
-            return bool(rest) and rest[0] not in KEPT_BY_SINKS
-        case ("schedules", *_):
-            return True
-        case ("relay", name):
-            return name in APPLIED_TO_RELAY
-        case _:
-            return False
-
-
 def merged(old: Settings, new: Settings) -> Settings:
     """Return the settings that are in effect after a reload from ``old`` to ``new``."""
-    same_sinks = old.sinks.keys() == new.sinks.keys()
     kept = {name: getattr(new.relay, name) for name in APPLIED_TO_RELAY}
     return new.model_copy(
         update={
@@ -67,25 +34,13 @@ def merged(old: Settings, new: Settings) -> Settings:
             "relay": old.relay.model_copy(update=kept),
             "http": old.http,
             "retention": old.retention,
-            "sinks": {name: _merged_sink(sink, new.sinks.get(name, sink)) for name, sink in old.sinks.items()},
-            "notify": new.notify if same_sinks else old.notify,
-            "routes": new.routes if same_sinks else old.routes,
+            "sinks": {name: _merged_sink(old.sinks.get(name, sink), sink) for name, sink in new.sinks.items()},
         }
     )
 
 
 def _merged_sink(old: Sink, new: Sink) -> Sink:
     return new.model_copy(update={name: getattr(old, name) for name in KEPT_BY_SINKS})
-
-
-def _line(old: Settings, new: Settings, path: SettingPath) -> str:
-    match path:
-        case ("sinks", name) if name not in new.sinks:
-            return f"{dotted(path)}: was removed: needs a restart"
-        case ("sinks", name) if name not in old.sinks:
-            return new.at(path, "was added: needs a restart")
-        case _:
-            return new.at(path, "needs a restart")
 
 
 def _differing(path: SettingPath, old: object, new: object) -> Iterator[SettingPath]:

@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, RedirectResponse
 from outbox_relay import __version__
 from outbox_relay.admin.text import duration, state_text
 from outbox_relay.admin.thresholds import LATE_SECONDS
-from outbox_relay.domain.measures import BOUNDS
+from outbox_relay.relay.measures import BOUNDS
 from outbox_relay.retention.wording import keepers_text
 from outbox_relay.ui import charts, forms
 from outbox_relay.ui.guard import USER, path_of

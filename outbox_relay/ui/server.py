@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from outbox_relay.domain.errors import ConfigurationError
-from outbox_relay.service.health import ANY, listen_anywhere
+from outbox_relay.service.http import ANY, listen
 from outbox_relay.service.logs import logger
 from outbox_relay.ui.access import Access, Anyone, Basic, Tokens, TrustedProxy, read_networks
 from outbox_relay.ui.app import build_app
@@ -118,7 +118,7 @@ def serve(serving: Serving, dsn: Callable[[], str], *, pooler: bool, say: Callab
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         if host == ANY:
-            listening = listen_anywhere(port, CONNECTIONS_MOST)
+            listening = listen(ANY, port, CONNECTIONS_MOST)
         else:
             listening = socket.create_server((host, port), family=family, backlog=CONNECTIONS_MOST)
     except OSError as error:

@@ -14,8 +14,7 @@ from outbox_relay.admin.thresholds import ALIVE_SECONDS, OLDEST_SECONDS
 from outbox_relay.admin.values import plain
 from outbox_relay.domain.errors import ConfigurationError, DatabaseUnusable, NotFound
 from outbox_relay.postgres.store import Store
-from outbox_relay.service.metrics.definitions import STATES
-from outbox_relay.service.metrics.stored_figures import load
+from outbox_relay.service.figures import STATES, load
 from outbox_relay.ui.delivery_views import summarize
 from outbox_relay.ui.render import site_of
 

@@ -1,1 +1,1 @@
-"""Demo, benchmarks and embedded servers, installed with the extra `demo`."""
+"""Demo and development servers, installed with the extra `demo`."""

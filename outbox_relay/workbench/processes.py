@@ -1,4 +1,4 @@
-"""Python programs and relays that demo and benchmarks run as processes of their own."""
+"""Python programs and relays as processes."""
 
 from __future__ import annotations
 
@@ -36,13 +36,6 @@ class PythonProcess(WatchedProcess):
             account=CURRENT,
             environment={**_environment(), **environment},
         )
-
-    def check(self) -> None:
-        """Raise :class:`ProcessFailed` if the process has exited by itself."""
-        if not self.alive:
-            raise ProcessFailed(
-                f"{self.name} ended by itself with {self.exit_code}; the end of its log:\n{self.log_tail()}"
-            )
 
     def stop(self) -> None:
         """Send SIGTERM and wait for exit code 0. Raise :class:`ProcessFailed` otherwise."""

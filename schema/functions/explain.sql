@@ -137,8 +137,8 @@ as $$
           left join lateral (
             select coalesce(n.name, h.owner::text) as name, h.generation,
                    outbox_internal.in_seconds(h.lease_until - now()) as lease_seconds
-              from outbox.shard h left join outbox.relay n on n.id = h.owner
-             where h.sink = k.name and h.shard = l.shard and h.owner is not null and h.lease_until > now()
+              from outbox.owned h left join outbox.relay n on n.id = h.owner
+             where h.sink = k.name and h.shard = l.shard
           ) o on true
     ),
     judged as (

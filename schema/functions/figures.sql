@@ -134,7 +134,7 @@ begin
           from outbox.standing s where s.sink < '~' collate "C" group by s.sink
     )
     select k.name, k.patterns, k.paused,
-           64 - outbox_internal.leased_shards(k.name),
+           64 - (select count(*) from outbox.owned o where o.sink = k.name)::integer,
            coalesce(greatest(extract(epoch from clock_timestamp() - outbox_internal.loadable_time(e.created_at)), 0), 0)
                ::double precision
       from outbox.sink k

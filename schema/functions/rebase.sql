@@ -6,7 +6,7 @@
 -- nothing is visible, to a tick in which everything is visible. So what was emitted between the restore and now is read,
 -- whatever its transaction number means in the old numbering, and so is what an earlier window of this kind has left.
 -- `b_next` is the oldest transaction that runs now: behind that window the shard is at a tick of the floor
--- and of the snapshot that ends there, with none pending, because no emitter runs beside this lock.
+-- and of the snapshot that ends there, with none pending, because no transaction that runs now has an id.
 --
 -- Shards without a position get one, at the beginning: nothing is known of what they have settled. No archive and no check of
 -- a day counts behind it: events that came since would be told from those before by numbers that mean nothing any more.
@@ -35,6 +35,9 @@ begin
             message = format('relays are running: %s; stop every relay first', alive),
             hint = 'A relay that crashed counts as running for 30 seconds.';
     end if;
+    -- Who takes an id locks the sequence until the end of his transaction. This waits for those that have one, as the
+    -- lock of the log alone does not: an id that was taken before it may belong to a row that is inserted after it.
+    alter sequence outbox.event_id_seq no cycle;
     lock table outbox.event, outbox.sink, outbox.shard, outbox.progress, outbox.delivery in access exclusive mode;
     update outbox.sink set ledger_start = 0, home = here;
     given_out := coalesce(pg_sequence_last_value('outbox.event_id_seq'), 0);
@@ -81,7 +84,8 @@ begin
        from (select pg_get_serial_sequence('outbox.progress', 'seq') as name) q
       where outranked >= nextval(q.name);
     fence := outbox_internal.raise_config() << 32;
-    update outbox.shard s set epoch = greatest(s.epoch + 1, fence), owner = null, lease_until = clock_timestamp();
+    update outbox.shard s set epoch = greatest(s.epoch + 1, fence), owner = null, released_at = clock_timestamp();
+    delete from outbox.session;
     delete from outbox.sink_route;
     insert into outbox.shard (sink, shard, epoch)
     select k.name, n, fence from outbox.sink k cross join generate_series(0, 63) n

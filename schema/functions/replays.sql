@@ -520,7 +520,7 @@ declare
     name constant text := '~' || r.id;
 begin
     perform from outbox.shard s where s.sink = name order by s.shard for update;
-    if exists (select from outbox.shard s where s.sink = name and s.owner is not null and s.lease_until > clock_timestamp()) then
+    if exists (select from outbox.owned s where s.sink = name) then
         return;
     end if;
     update outbox.shard s set owner = null, epoch = s.epoch + 1 where s.sink = name and s.owner is not null;
@@ -533,6 +533,7 @@ begin
            seen = (select coalesce(sum(g.seen), 0) from outbox.replay_progress g where g.replay = r.id)
      where p.id = r.id;
     delete from outbox.shard s where s.sink = name;
+    delete from outbox.session s where s.sink = name;
     delete from outbox.replay_progress g where g.replay = r.id;
 end
 $$;

@@ -47,8 +47,7 @@ begin
     loop
         if sink.changes_claim then
             perform from outbox.shard s where s.sink = sink.name order by s.shard for update;
-            continue when exists (select from outbox.shard s
-                                   where s.sink = sink.name and s.owner is not null and s.lease_until > clock_timestamp())
+            continue when exists (select from outbox.owned s where s.sink = sink.name)
                 or exists (select from outbox.delivery d where d.sink = sink.name and d.state = 'waiting')
                 or exists (select from outbox.delivery d where d.sink = sink.name and d.state = 'held');
             update outbox.shard s set owner = null, epoch = s.epoch + 1 where s.sink = sink.name and s.owner is not null;
@@ -144,6 +143,7 @@ begin
     end loop;
     perform from outbox.shard s where s.sink = any (names) order by s.sink, s.shard for update;
     delete from outbox.shard s where s.sink = any (names);
+    delete from outbox.session s where s.sink = any (names);
     perform outbox_internal.raise_config();
     perform outbox_internal.delete_rows(n.name) from unnest(names) n (name);
     delete from outbox.progress p where p.sink = any (names);

@@ -144,13 +144,13 @@ begin
         select k.name, k.created_at, l.shard, outbox_internal.types_of(k.name) as types, m.floor, p.a_seq,
                p.a_snapshot, p.a_next, p.b_snapshot, p.last_id,
                -- A session that still reads with other patterns.
-               coalesce(h.owner is not null and h.lease_until > clock_timestamp() and h.generation is distinct from k.generation,
-                        false) as differs,
+               o.sink is not null and o.generation is distinct from k.generation as differs,
                p.a_seq is not null and (h.owner is null or p.epoch = h.epoch) as counts
           from outbox.sink k
          cross join outbox.meta m
          cross join (select distinct l.shard from logged l where l.shard is not null) l
           left join outbox.shard h on h.sink = k.name and h.shard = l.shard
+          left join outbox.owned o on o.sink = k.name and o.shard = l.shard
           left join outbox.standing p on p.sink = k.name and p.shard = l.shard
     ),
     judged as (

@@ -78,24 +78,33 @@ comment on column outbox.sink_route.newest_id is
 comment on column outbox.sink_route.upto_id is
     'Relays may have delivered up to this id under the routes before, from where the shards stood; null: not known yet.';
 
--- Written on claim, renewal and release only. `lease_until` of a shard without an owner is when it was released.
+-- A relay owns its shards for as long as this lasts. A renewal writes one row, in its page, as no index has the end.
+create table outbox.session (
+    sink text collate "C" not null,
+    owner uuid not null,
+    lease_until timestamptz not null,
+    primary key (sink, owner)
+) with (fillfactor = 50);
+comment on table outbox.session is
+    'The lease of each relay on each sink and replay that it serves.';
+
+-- Written on claim and release only: see outbox.owned.
 create table outbox.shard (
     sink text collate "C" not null,
     shard smallint not null check ((shard >= 0) and (shard <= 63)),
     owner uuid,
     epoch bigint not null default 0,
-    lease_until timestamptz not null default clock_timestamp(),
+    released_at timestamptz not null default clock_timestamp(),
     crashes integer not null default 0,
     generation bigint,
     primary key (sink, shard)
 ) with (fillfactor = 50);
 comment on table outbox.shard is
-    'The leases of a sink''s shards: which relay delivers the events of which keys.';
+    'The shards of each sink: which relay delivers the events of which keys while its session lasts.';
+comment on column outbox.shard.released_at is
+    'When the last owner released the shard. It says nothing while there is an owner.';
 comment on column outbox.shard.generation is
     'The generation under which the owner claimed the shard; null if that is not known.';
--- All versions of a row but its last few have an older `lease_until`, so a condition on it leaves them out. Of an expression, by
--- which statements also join and sort: the primary key, which is smaller, is no choice for any plan then.
-create index shard_lease on outbox.shard (((sink || '')), lease_until);
 
 -- The ledger of positions: appended to, never updated. Of a shard the newest position by (epoch, seq) counts, see
 -- `standing`. A position is (tick A, tick B or null, id of the last event done in the window from A to B). Shards that

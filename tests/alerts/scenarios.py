@@ -116,6 +116,10 @@ def _two_sinks(system: System) -> None:
     system.sinks = ("crm", "mail")
 
 
+def _with_handler(system: System) -> None:
+    system.has_handler = True
+
+
 def _forget_sink(system: System) -> None:
     """Deploy a file without the second sink."""
     system.sinks = ("crm",)
@@ -254,6 +258,11 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
         frozenset({"OutboxDeadLettersRising"}),
         _refuse_some,
         again=_emit_odd,
+    ),
+    "calls-hanging": Scenario(
+        "the first call of a Python handler never returns",
+        frozenset({"OutboxCallsHanging", "OutboxSinkBehind"}),
+        prepare=_with_handler,
     ),
     "sessions-restarting": Scenario(
         "the connections of the relay are terminated every 15 s",

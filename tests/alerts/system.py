@@ -41,6 +41,15 @@ max_in_flight = {in_flight}
 allow_http = true
 allow_networks = ["127.0.0.0/8"]
 """
+HANDLER = """
+[sinks.mail]
+type = "python"
+handler = "tests.support.handlers:hang_at_first"
+max_in_flight = 4
+timeout_seconds = 1
+[sinks.mail.retry]
+base_seconds = 3600
+"""
 EXPECTED = ("connection_lost", "statement_failed", "lease_lost", "incarnation", "handed_over", "reload")
 """Reasons for which the faults make sessions restart."""
 EMIT_SECONDS = 1.0
@@ -57,6 +66,7 @@ class System:
         self.database = Database(server, name)
         self.sinks: tuple[str, ...] = ("crm",)
         self.in_flight = 8
+        self.has_handler = False
         self.user: str | None = None
         self.receiver = Receiver()
         self.types = ["order.created"]
@@ -106,7 +116,9 @@ class System:
         dsn = self.database.dsn_as(self.user) if self.user else self.database.dsn
         same = {"url": self.receiver.url, "secret": SECRET, "in_flight": self.in_flight}
         sinks = [SINK.format(name=name, **same) for name in self.sinks]
-        return CONFIG.format(dsn=dsn, names=json.dumps(self.sinks)) + "".join(sinks)
+        names = [*self.sinks, *(["mail"] if self.has_handler else [])]
+        handler = HANDLER if self.has_handler else ""
+        return CONFIG.format(dsn=dsn, names=json.dumps(names)) + "".join(sinks) + handler
 
     def kill(self, name: str) -> None:
         """End a relay by SIGKILL."""

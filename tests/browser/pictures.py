@@ -19,7 +19,7 @@ from typing import Any, cast
 from playwright.sync_api import Browser
 
 from outbox_relay.postgres.migrations import migrate
-from outbox_relay.service.metrics.stored_figures import Entry, Value, dump
+from outbox_relay.service.figures import Entry, Value, dump
 from outbox_relay.ui.users import User
 from tests.support.browser import chromium
 from tests.support.database import Database
@@ -63,11 +63,11 @@ def _figures() -> Iterator[Entry]:
             Value("outbox_backlog_events", (sink,), backlog),
             Value("outbox_oldest_undelivered_seconds", (sink,), oldest),
         )
-        yield Entry("backlog", sink, now, 3600.0, False, measured)
+        yield Entry("backlog", sink, now, False, measured)
         rows = zip(("waiting", "held", "dead"), states, strict=True)
         found = (Value("outbox_exceptions", (sink, state), count) for state, count in rows)
-        yield Entry("exceptions", sink, now, 3600.0, False, tuple(found))
-    yield Entry("log", None, now, 3600.0, False, (Value("outbox_log_bytes", (), 8.4e9),))
+        yield Entry("exceptions", sink, now, False, tuple(found))
+    yield Entry("log", None, now, False, (Value("outbox_log_bytes", (), 8.4e9),))
 
 
 def fill(database: Database) -> str:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from outbox_relay.service.metrics.definitions import DEFINITIONS
 from tests.alerts.record import metrics
 from tests.alerts.scenarios import SCENARIOS
 from tests.alerts.series import FIRED, Series, document, notation
 from tests.docs.pages import ROOT, anchors, blocks, commands, text
+from tests.docs.test_metrics import listed
 from tests.support.prometheus import promtool
 
 DEPLOY = ROOT / "deploy/prometheus"
@@ -81,15 +81,15 @@ def test_the_page_lists_every_alert_with_its_severity_its_time_and_its_section()
 
 
 def test_the_rules_use_metrics_and_labels_that_exist() -> None:
-    definitions = {definition.name: definition for definition in DEFINITIONS}
+    labels = {row.name: row.labels for row in listed()}
     for name, rule in alerts().items():
         metrics = {metric.removesuffix("_bucket") for metric in re.findall(r"\boutbox_\w+", rule["expr"])}
-        assert metrics <= definitions.keys(), name
-        said = {"database", "instance", "job", "le"}.union(*(definitions[metric].labels for metric in metrics))
+        assert metrics <= labels.keys(), name
+        said = {"database", "instance", "job", "le"}.union(*(labels[metric] for metric in metrics))
         used = {
             label.strip()
-            for labels in re.findall(r"(?:by|on) \(([^)]*)\)", rule["expr"])
-            for label in labels.split(",")
+            for each in re.findall(r"(?:by|on) \(([^)]*)\)", rule["expr"])
+            for label in each.split(",")
         }
         used |= set(re.findall(r"\$labels\.(\w+)", "".join(rule["annotations"].values())))
         assert used <= said, name

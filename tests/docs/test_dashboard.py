@@ -15,9 +15,9 @@ from typing import Any, cast
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard as schema
 
-from outbox_relay.service.metrics.definitions import DEFINITIONS
 from tests.alerts.pictures import IMAGES, SHOWN, STORED, pictures
 from tests.docs.pages import text
+from tests.docs.test_metrics import listed
 from tests.support.panels import dashboard, panels, substituted
 from tests.support.prometheus import promtool
 
@@ -101,13 +101,13 @@ def test_the_variables_are_data_source_database_and_sink() -> None:
 
 
 def test_the_queries_use_metrics_and_labels_that_exist_and_every_variable(tmp_path: Path) -> None:
-    definitions = {definition.name: definition for definition in DEFINITIONS}
+    labels = {row.name: row.labels for row in listed()}
     queries = [query for panel in panels() for query, _ in panel.queries]
     for query in queries:
         names = {name.removesuffix("_bucket") for name in re.findall(r"\boutbox_\w+", query)}
-        assert names <= definitions.keys(), query
+        assert names <= labels.keys(), query
         assert 'database=~"$database"' in query, query
-        if any("sink" in definitions[name].labels for name in names):
+        if any("sink" in labels[name] for name in names):
             assert 'sink=~"$sink"' in query, query
     rules = "\n".join(
         f"      - record: q{number}\n        expr: '{substituted(query, rate_interval='1m')}'"

@@ -490,8 +490,9 @@ def shop(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             "insert into outbox.relay (id, name, version, sinks)"
             " values (gen_random_uuid(), 'relay-1:40213', '0.1.0', '{crm,events}')"
         )
+        connection.execute("update outbox.shard set owner = (select id from outbox.relay)")
         connection.execute(
-            "update outbox.shard set owner = (select id from outbox.relay), lease_until = now() + interval '15 s'"
+            "insert into outbox.session select k.name, r.id, now() + interval '15 s' from outbox.sink k, outbox.relay r"
         )
     return database
 

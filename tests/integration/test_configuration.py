@@ -169,7 +169,7 @@ def test_nothing_that_an_old_relay_writes_of_a_removed_sink_counts(database: Dat
         old.own("s")
         wanted = old.emit(*(f"k{n}" for n in range(20)))
         for _ in range(5):
-            old.store.reclaim_shards("s", old.relay, 60.0)
+            old.store.reclaim_shards("s", old.relay)
         end = Position(old.tick())
         old.know_epochs("s")
         old.park("s", old.row(wanted[0]))

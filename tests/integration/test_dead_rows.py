@@ -133,10 +133,10 @@ def registered(connection: Connection) -> None:
     """Register the sink, all of whose shards the owner has."""
     connection.execute("insert into outbox.sink (name, patterns, start) values (%s, '{*}', 'now')", (SINK,))
     connection.execute(
-        "insert into outbox.shard (sink, shard, owner, epoch, lease_until) "
-        "select %s, n, %s, 1, now() + interval '1 hour' from generate_series(0, 63) n",
+        "insert into outbox.shard (sink, shard, owner, epoch) select %s, n, %s, 1 from generate_series(0, 63) n",
         (SINK, OWNER),
     )
+    connection.execute("insert into outbox.session values (%s, %s, now() + interval '1 hour')", (SINK, OWNER))
 
 
 def emitted(connection: Connection, options: str = "") -> list[tuple[int, int]]:

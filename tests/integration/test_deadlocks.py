@@ -44,10 +44,10 @@ def owned_sink(connection: Connection) -> None:
     """Register a sink whose shards have an owner, at epoch 1."""
     connection.execute("insert into outbox.sink (name, patterns, start) values (%s, '{*}', 'now')", (SINK,))
     connection.execute(
-        "insert into outbox.shard (sink, shard, owner, epoch, lease_until) "
-        "select %s, n, %s, 1, now() + interval '1 hour' from generate_series(0, 63) n",
+        "insert into outbox.shard (sink, shard, owner, epoch) select %s, n, %s, 1 from generate_series(0, 63) n",
         (SINK, OWNER),
     )
+    connection.execute("insert into outbox.session values (%s, %s, now() + interval '1 hour')", (SINK, OWNER))
 
 
 def lock_shard(connection: Connection, shard: int) -> None:
@@ -58,8 +58,8 @@ def shards(*wanted: int) -> dict[str, Any]:
     return {"sink": SINK, "owner": OWNER, "shards": [*wanted], "epochs": [1] * len(wanted), "server": None}
 
 
-def renew(connection: Connection) -> int:
-    return connection.execute(SQL["renew_shards"], {**shards(3, 4, 5), "sinks": [SINK] * 3, "lease": 60.0}).rowcount
+def reclaim(connection: Connection) -> int:
+    return connection.execute(SQL["reclaim_shards"], shards()).rowcount
 
 
 # -- shards ---------------------------------------------------------------------------------------------------------
@@ -88,9 +88,9 @@ def test_removal_of_a_sink_waits_for_its_shards_in_the_order_of_all_others(datab
         put_behind(third, 3, 4)
         third.commit()
         lock_shard(third, 4)
-        with begun(database, renew) as renewed, begun(database, remove) as removed:
+        with begun(database, reclaim) as reclaimed, begun(database, remove) as removed:
             third.commit()
-            assert (renewed.result(SECONDS), removed.result(SECONDS)) == (3, (0,))
+            assert (reclaimed.result(SECONDS), removed.result(SECONDS)) == (64, (0,))
 
 
 @pytest.mark.fence("statements of relays, people and migrations deadlock")
@@ -106,9 +106,9 @@ def test_shards_are_changed_in_one_order_however_they_lie_in_the_table(database:
         put_behind(third, 3, 4)
         third.commit()
         lock_shard(third, 4)
-        with begun(database, renew) as renewed, begun(database, change) as changed:
+        with begun(database, reclaim) as reclaimed, begun(database, change) as changed:
             third.commit()
-            assert (renewed.result(SECONDS), changed.result(SECONDS)) == (3, 3)
+            assert (reclaimed.result(SECONDS), changed.result(SECONDS)) == (64, 0)
 
 
 def test_limits_of_sinks_are_stated_in_one_order_however_they_lie_in_the_table(database: Database) -> None:

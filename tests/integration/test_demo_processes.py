@@ -7,6 +7,7 @@ import threading
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -15,9 +16,8 @@ from aiohttp.test_utils import TestClient, TestServer
 from confluent_kafka import Producer
 from standardwebhooks.webhooks import Webhook
 
-from outbox_relay.workbench.shop import orders
+from outbox_relay.workbench.shop.arrivals import JournalWriter
 from outbox_relay.workbench.shop.consumer import TopicReader
-from outbox_relay.workbench.shop.journal import REFUSED, UNREADABLE, Arrival, JournalReader, JournalWriter
 from outbox_relay.workbench.shop.orders import Shop, ShopDatabase
 from outbox_relay.workbench.shop.receiver import PATH, VerifyingReceiver
 from tests.support.database import Database
@@ -27,66 +27,33 @@ from tests.support.wait import until
 SECRET = "whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
 EVENT = {"customer": "customer-1", "number": 7, "total": "1.00", "emitted_at": 100.25}
 BODY = json.dumps(EVENT)
-END_LONG = """
-select pg_terminate_backend(pid) from pg_stat_activity
- where datname = current_database() and state = 'idle in transaction' and state_change < now() - interval '0.3 s'
+UNREADABLE = ["", 0, "", 0.0, 0.0]
+END_WRITERS = """
+select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()
 """
 LOGGED = "select key, (convert_from(payload, 'UTF8')::jsonb ->> 'number')::bigint, uid::text from outbox.event"
 
 
-def test_shop_knows_exactly_what_it_committed(database: Database) -> None:
+def test_shop_knows_exactly_what_it_committed_though_it_lost_its_connections(database: Database) -> None:
     shop_database = ShopDatabase(database.dsn)
-    shop_database.prepare(events_per_second=2_000)
+    shop_database.prepare()
     shop = Shop(database.dsn)
     working = threading.Thread(target=shop.run, daemon=True)
     working.start()
-    until(lambda: shop_database.count() > 500 and shop.rolled_back, seconds=30, what="the shop emits and rolls back")
+    until(lambda: shop_database.count() > 100, seconds=30, what="the shop emits")
+    with database.connect(autocommit=True) as connection:
+        connection.execute(END_WRITERS)
+    until(lambda: shop_database.count() > 300 and shop.rolled_back, seconds=30, what="the shop emits and rolls back")
     shop.stop()
     working.join(30)
     assert not working.is_alive()
     committed, count = shop_database.committed(), shop_database.count()
-    shop_database.close()
     with database.connect() as connection:
         logged = connection.execute(LOGGED).fetchall()
     assert set(logged) == committed
     assert len(logged) == len(committed) == count
     of_one = sorted(number for key, number, _ in committed if key == next(iter(committed))[0])
     assert of_one == list(range(1, len(of_one) + 1))
-
-
-def test_shop_continues_when_a_connection_is_lost_before_a_rollback(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(orders, "ROLLBACK_SHARE", 1.0)
-    shop_database = ShopDatabase(database.dsn)
-    shop_database.prepare(events_per_second=50)
-    shop = Shop(database.dsn, long_share=1.0, reconnects=True)
-    working = threading.Thread(target=shop.run)
-    working.start()
-    with database.connect(autocommit=True) as connection:
-        # The first writer waits in its transaction, which it then rolls back.
-        until(lambda: connection.execute(END_LONG).rowcount, seconds=30, what="a long transaction's connection ends")
-    shop_database.close()
-    rolled_back = shop.rolled_back
-    until(lambda: shop.rolled_back > rolled_back + 100, seconds=30, what="all writers go on")
-    shop.stop()
-    working.join(30)
-    assert not working.is_alive()
-
-
-def test_shop_obeys_its_emit_rate(database: Database) -> None:
-    shop_database = ShopDatabase(database.dsn)
-    shop_database.prepare(events_per_second=50)
-    shop = Shop(database.dsn)
-    working = threading.Thread(target=shop.run, daemon=True)
-    working.start()
-    until(lambda: shop.events_per_second == 50, seconds=10, what="the rate is read")
-    shop_database.set_emit_rate(75)
-    until(lambda: shop.events_per_second == 75, seconds=10, what="the new rate is read")
-    shop.stop()
-    working.join(30)
-    shop_database.close()
-    assert not working.is_alive()
 
 
 async def test_receiver_accepts_signed_requests_only(tmp_path: Path) -> None:
@@ -100,16 +67,20 @@ async def test_receiver_accepts_signed_requests_only(tmp_path: Path) -> None:
     ]
     with JournalWriter(tmp_path / "journal") as journal:
         app = web.Application()
-        app.add_routes([web.post(PATH, VerifyingReceiver(SECRET, journal).take)])
+        app.add_routes([web.post(PATH, VerifyingReceiver(SECRET, journal, tmp_path / "broken").take)])
         async with TestClient(TestServer(app)) as client:
             for headers, body, status in requests:
                 async with client.post(PATH, data=body, headers=headers) as answer:
                     assert answer.status == status
-    first, *others = JournalReader(tmp_path / "journal").read()
-    assert first is not None
-    assert first == Arrival("customer-1", 7, "u1", 100.25, first.arrived_at)
-    assert abs(first.arrived_at - time.time()) < 60
-    assert others == [REFUSED, REFUSED, UNREADABLE, UNREADABLE]
+    first, *others = entries(tmp_path)
+    assert first[:4] == ["customer-1", 7, "u1", 100.25]
+    assert abs(first[4] - time.time()) < 60
+    assert others == [None, None, UNREADABLE, UNREADABLE]
+
+
+def entries(directory: Path) -> list[Any]:
+    """Return the entries of a journal."""
+    return [json.loads(line) for line in (directory / "journal").read_text().splitlines()]
 
 
 def signature(body: str) -> dict[str, str]:
@@ -133,8 +104,8 @@ def test_consumer_reads_to_the_end_when_it_is_stopped(kafka: KafkaBroker, tmp_pa
     stopping.set()
     with JournalWriter(tmp_path / "journal") as journal:
         TopicReader(kafka.bootstrap, topic, journal).run(stopping)
-    found = JournalReader(tmp_path / "journal").read()
+    found = entries(tmp_path)
     assert found.count(UNREADABLE) == 1
-    events = {(a.key, a.number, a.uid, a.emitted_at) for a in found if a and a != UNREADABLE}
+    events = {(*entry[:4],) for entry in found if entry != UNREADABLE}
     assert events == {(f"customer-{n % 7}", n, f"u{n}", 100.25) for n in range(300)}
     assert len(found) == 301

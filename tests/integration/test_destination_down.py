@@ -68,8 +68,9 @@ def assert_in_order(database: Database, requests: Sequence[Request]) -> None:
 def until_probed(harness: RelayHarness, count: int = 3) -> Generator[None]:
     """Run the block, and wait until a few more attempts have ended."""
 
-    def attempts() -> int:
-        return sum(sum(each.copy().counts) for each in harness.loops[0].parts.measures.attempts.values())
+    def attempts() -> float:
+        [family] = harness.loops[0].parts.measures.process.attempts.collect()
+        return sum(sample.value for sample in family.samples)
 
     before = attempts()
     yield

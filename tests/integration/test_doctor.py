@@ -47,7 +47,7 @@ def test_a_database_that_serves_a_relay_has_no_finding(database: Database) -> No
 Make = Callable[[Ledger], Any]
 CONDITIONS: dict[str, Make] = {  # each leaves the earlier ones; a paused sink hides others
     "shards-unowned": lambda books: books.do(
-        "update outbox.shard set lease_until = now() - interval '1 minute' where shard = 7"
+        "update outbox.shard set owner = null, released_at = now() - interval '1 minute' where shard = 7"
     ),
     "destination-down": lambda books: books.do(
         "update outbox.sink set circuit = 'open', circuit_since = now() - interval '6 minutes', last_error = 'refused',"

@@ -55,7 +55,7 @@ def test_a_table_without_autovacuum_is_found(books: Ledger) -> None:
 
 def test_a_sink_that_no_relay_lists_is_found(books: Ledger) -> None:
     books.live("relay-1", "another")
-    books.do("update outbox.shard set lease_until = now() - interval '1 minute'")
+    books.do("update outbox.session set lease_until = now() - interval '1 minute'")
     found = findings(books)
     assert found.keys() == {"sink-unserved"}
     assert found["sink-unserved"].severity == "critical"

@@ -68,7 +68,7 @@ def test_an_event_that_is_committed_meanwhile_is_left_whole(books: Ledger) -> No
     assert [row[0] for row in books.query(CONTENTS)] == [b"late", b"", b"later"]
     sink = MemorySink()
     with running(books.database.dsn, (spec("s"), sink), expects={"lease_lost"}):
-        books.do("update outbox.shard set owner = null, lease_until = now()")
+        books.do("update outbox.shard set owner = null, released_at = now()")
         until(lambda: _says(sink, {b"late", b"later"}), seconds=20, what="both are delivered")
 
 

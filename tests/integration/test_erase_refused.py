@@ -61,7 +61,7 @@ def test_positions_count_as_the_owner_of_a_shard_has_written_them(books: Ledger)
     late = Ledger(books.database, books.store)
     late.epochs = {"s": dict(books.epochs["s"])}
     books.emit("k")
-    books.do("update outbox.shard set lease_until = clock_timestamp() - interval '1 second'")
+    books.do("update outbox.session set lease_until = clock_timestamp() - interval '1 second'")
     books.relay = uuid4()
     books.own("s")
     late.catch_up("s")

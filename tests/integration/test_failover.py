@@ -22,7 +22,7 @@ from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Verdict
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.workbench.embedded.ports import LOOPBACK
-from outbox_relay.workbench.shop.checker import DeliveryChecker
+from outbox_relay.workbench.shop.arrivals import DeliveryChecker
 from tests.support.database import Database, query
 from tests.support.kafka import KafkaBroker
 from tests.support.memory_sink import MemorySink

@@ -10,7 +10,7 @@ from collections.abc import Generator
 
 import pytest
 
-from outbox_relay.service.metrics.figures import MOST_EVENTS, MOST_EVENTS_SECONDS, MOST_ROWS
+from outbox_relay.service.figures import MOST_EVENTS, MOST_EVENTS_SECONDS, MOST_ROWS
 from tests.support.database import Database
 from tests.support.plans import EVENTS_OF_A_DAY, LOG, NEVER_IN_ORDER, PARTITIONS, Explained
 from tests.support.postgres import PostgresServer

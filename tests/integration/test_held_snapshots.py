@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import psycopg
 import pytest
@@ -12,10 +15,18 @@ from outbox_relay.domain.event import SHARDS
 from outbox_relay.postgres.database import statements
 from tests.support.database import Database
 from tests.support.ledger import Ledger, ledger
+from tests.support.lock_waits import waiting
 from tests.support.wait import until
 
 SINK = "s"
-LONG = "a_sink_with_a_long_name"
+RENEWALS = """
+do $$ begin
+    for n in 1 .. 5760 loop
+        perform outbox_internal.renew_sessions(s.owner, array[s.sink], 15) from outbox.session s;
+        commit;
+    end loop;
+end $$"""
+"""Those of 8 hours, one every 5 seconds."""
 ANY_SIZE = "select outbox_internal.raise_ledger_starts(1, 0)"
 START = "select ledger_start from outbox.sink where name = 's'"
 STANDING = "select * from outbox.standing order by sink, shard"
@@ -23,15 +34,8 @@ POSITION = """
 insert into outbox.progress (sink, shards, epochs, a_seq, a_snapshot, a_next, last_id)
 select sink, shards, epochs, a_seq, a_snapshot, a_next, last_id from outbox.progress order by seq desc limit 1
 returning seq"""
-DEAD = """
-insert into outbox.shard (sink, shard)
-select 'none-' || n, m from generate_series(1, {}) n cross join generate_series(0, 63) m"""
-"""Rolled back, it leaves 64 dead versions for each of these sinks."""
 ENTRIES = "select {}".format(
-    ", ".join(
-        f"pg_stat_get_xact_tuples_returned('outbox.{index}'::regclass)"
-        for index in ("shard_pkey", "shard_lease", "progress_pkey")
-    )
+    ", ".join(f"pg_stat_get_xact_tuples_returned('outbox.{index}'::regclass)" for index in ("progress_pkey",))
 )
 """The entries that this transaction has read of these indexes, those of dead versions too."""
 
@@ -52,11 +56,6 @@ def owner(database: Database) -> Generator[Ledger]:
         books.register((SINK, ["*"], "now"))
         books.own(SINK)
         yield books
-
-
-def held(books: Ledger) -> list[tuple[str, int, int]]:
-    """Return what the relay holds: sink, shard and epoch."""
-    return [(SINK, shard, epoch) for shard, epoch in books.epochs[SINK].items()]
 
 
 def advance(books: Ledger, positions: int) -> None:
@@ -90,7 +89,7 @@ def test_readers_of_the_ledger_begin_behind_what_was_trimmed(owner: Ledger) -> N
         }.items():
             with owner.database.connect() as connection:
                 connection.execute(statements()[name], parameters)
-                [(_, _, entries)] = connection.execute(ENTRIES.encode()).fetchall()
+                [(entries,)] = connection.execute(ENTRIES.encode()).fetchall()
             assert entries < 30, name
         assert len(owner.store.positions(SINK, range(SHARDS))) == SHARDS
     before = owner.query(START)
@@ -126,12 +125,11 @@ def test_the_start_of_a_ledger_waits_for_no_more_than_a_moment(owner: Ledger) ->
     assert owner.query(START) == owner.query("select min(seq) from outbox.progress")
 
 
-@pytest.mark.parametrize("lock", ["share row exclusive mode", "access exclusive mode"])
-def test_the_start_of_a_ledger_waits_for_no_change_of_sinks(owner: Ledger, lock: str) -> None:
+def test_the_start_of_a_ledger_waits_for_no_change_of_sinks(owner: Ledger) -> None:
     """Goes red when it waits with the ledger locked: every settlement would wait with it."""
     advance(owner, 3)
     with owner.database.connect() as other, owner.database.connect() as connection:
-        other.execute(f"lock table outbox.sink in {lock}".encode())
+        other.execute("lock table outbox.sink in share row exclusive mode")
         connection.execute("set statement_timeout = '5s'")
         assert connection.execute(ANY_SIZE.encode()).fetchall() == [(True,)]
 
@@ -167,73 +165,59 @@ def test_a_start_is_raised_over_any_distance_unless_sessions_keep_numbers(owner:
 # -- leases ---------------------------------------------------------------------------------------------------------
 
 
-def test_renewals_and_questions_for_free_shards_pass_by_no_old_version(owner: Ledger) -> None:
-    """Also once the planner knows the table: the index of the shards is smaller than that of the leases."""
-    owner.register((SINK, ["*"], "now"), (LONG, ["*"], "now"))
-    owner.own(LONG)
-    shards = [(sink, shard, epoch) for sink in (SINK, LONG) for shard, epoch in owner.epochs[sink].items()]
-    with held_snapshot(owner.database):
-        for _ in range(60):
-            owner.do("update outbox.shard set lease_until = now() - interval '1 minute' returning 1")
-        owner.do("update outbox.shard set lease_until = now() returning 1")
-        for statistics in ("", "vacuum analyze outbox.shard"):
-            if statistics:
-                with owner.database.connect(autocommit=True) as connection:
-                    connection.execute(statistics.encode())
-            with owner.database.connect() as connection:
-                sinks, numbers, epochs = map(list, zip(*shards, strict=True))
-                parameters = {"owner": owner.relay, "sinks": sinks, "shards": numbers, "epochs": epochs, "lease": 15.0}
-                assert len(connection.execute(statements()["renew_shards"], parameters).fetchall()) == 2 * SHARDS
-                assert connection.execute(statements()["sinks"], {"sinks": [SINK]}).fetchall()[0][5] == 0
-                connection.execute(statements()["figures_of_sinks"])
-                [(by_shard, by_lease, _)] = connection.execute(ENTRIES.encode()).fetchall()
-            assert by_shard == 0
-            assert by_lease <= 32 * SHARDS
+def test_a_renewal_writes_one_row_and_stays_fast_while_old_versions_are_kept(owner: Ledger) -> None:
+    """Its index has few entries: most versions are in the page of the one before."""
+    written = "select pg_stat_get_xact_tuples_updated('outbox.{}'::regclass)"
+    written = f"{written.format('session')} union all {written.format('shard')}"
+    parameters = {"owner": owner.relay, "sinks": [SINK], "lease": 15.0}
+    renewal = statements()["renew_sessions"]
+    with held_snapshot(owner.database), owner.database.connect(autocommit=True) as connection:
+        connection.execute(RENEWALS.encode())
+        with owner.database.connect() as counted:
+            assert len(counted.execute(renewal, parameters).fetchall()) == SHARDS
+            assert counted.execute(written.encode()).fetchall() == [(1,), (0,)]
+        taken = list[float]()
+        for _ in range(20):
+            began = time.perf_counter()
+            connection.execute(renewal, parameters)
+            taken.append(time.perf_counter() - began)
+    assert min(taken) < 0.005, "seconds"
 
 
-def test_leases_of_a_clock_that_was_ahead_are_found_by_their_end(owner: Ledger) -> None:
-    for _ in range(30):
-        owner.do("update outbox.shard set crashes = 0, lease_until = now() + interval '5 seconds' returning 1")
-    owner.do("update outbox.shard set lease_until = now() + interval '1 hour' where shard < 10 returning 1")
-    with owner.database.connect() as connection:
-        assert connection.execute(statements()["cap_times"], {"most": 600.0}).fetchall() == [(10,)]
+@pytest.mark.fence("a relay that was not renewed in time loses its shards to others")
+def test_a_session_that_ended_long_ago_is_renewed_and_keeps_the_shards_that_no_other_relay_has(owner: Ledger) -> None:
+    """One that is not there, as after a restore, begins without a shard."""
+    owner.do("update outbox.session set lease_until = now() - interval '1 day'")
+    assert owner.store.renew_sessions(owner.relay, [SINK], 60.0) == {SINK: owner.epochs[SINK]}
+    owner.do("update outbox.session set lease_until = now() - interval '1 day'")
+    assert len(Ledger(owner.database, owner.store).own(SINK, 10)) == 10
+    assert owner.store.renew_sessions(owner.relay, [SINK], 60.0)[SINK].keys() == set(range(10, SHARDS))
+    assert Ledger(owner.database, owner.store).own(SINK) == [], "it is the owner of the others again"
+    owner.do("delete from outbox.session")
+    assert owner.store.renew_sessions(owner.relay, [SINK], 60.0) == {SINK: {}}
 
 
-def test_a_lease_that_ended_long_ago_is_renewed_if_no_other_relay_has_claimed_it(owner: Ledger) -> None:
-    owner.do("update outbox.shard set lease_until = now() - interval '1 day' where shard < 10 returning 1")
-    leases = owner.store.renew_shards(owner.relay, held(owner), 60.0, 5.0)
-    assert leases.keys() == set(held(owner))
+@pytest.mark.fence("a relay claims shards whose owner renews its lease")
+@pytest.mark.parametrize("first", ["renewal", "claim"])
+def test_a_renewal_and_a_claim_of_its_shards_exclude_each_other(owner: Ledger, first: str) -> None:
+    """Goes red when a claim does not lock the session, or a renewal reads its shards before it has it."""
+    owner.do("update outbox.session set lease_until = now() - interval '1 second'")
     other = Ledger(owner.database, owner.store)
-    owner.do("update outbox.shard set lease_until = now() - interval '1 day' where shard < 10 returning 1")
-    assert len(other.own(SINK)) == 10
-    leases = owner.store.renew_shards(owner.relay, held(owner), 60.0, 5.0)
-    assert {shard for _, shard, _ in leases} == set(range(10, SHARDS))
-
-
-def test_leases_last_longer_while_there_are_many_dead_versions(owner: Ledger) -> None:
-    """They are renewed more rarely, and a relay counts on none of it."""
-    owner.do("alter table outbox.shard set (autovacuum_enabled = off)")
-    with owner.database.connect() as connection:
-        connection.execute(DEAD.format(250_000 // SHARDS).encode())
-        connection.rollback()
-
-    def counted() -> bool:
-        return owner.query("select outbox_internal.lease_term(40) > 49") == [(True,)]
-
-    until(counted, seconds=60, what="the server has counted the dead versions")
-    owner.do("update outbox.shard set lease_until = now() returning 1")
-    leases = owner.store.renew_shards(owner.relay, held(owner), 40.0, 60.0)
-    assert leases.keys() == set(held(owner))
-    assert all(45 < seconds < 55 for seconds in leases.values())
-    assert owner.query("select outbox_internal.lease_term(400), outbox_internal.lease_term(59)") == [(400, 60)]
-    versions = "select xmin::text from outbox.shard order by shard"
-    before = owner.query(versions)
-    owner.do("update outbox.shard set lease_until = now() + interval '35 seconds' where shard < 10 returning 1")
-    owner.do("update outbox.shard set lease_until = now() + interval '1 year' where shard = 10 returning 1")
-    leases = owner.store.renew_shards(owner.relay, held(owner), 40.0, 60.0)
-    assert leases.keys() == set(held(owner))
-    assert all(45 < seconds < 55 for seconds in leases.values())
-    assert owner.query(versions)[11:] == before[11:]
-    owner.do("update outbox.shard set lease_until = now() - interval '1 day' where shard < 10 returning 1")
-    leases = owner.store.renew_shards(owner.relay, held(owner), 40.0, 60.0)
-    assert {shard for _, shard, _ in leases} == set(range(10, SHARDS))
+    other.store.renew_sessions(other.relay, [SINK], 60.0)
+    claim: dict[str, Any] = {
+        "sink": SINK, "owner": other.relay, "generation": owner.generations[SINK], "most": SHARDS,
+        "known": [], "patterns": None, "claim": None,
+    }  # fmt: skip
+    renewal = {"owner": owner.relay, "sinks": [SINK], "lease": 60.0}
+    with owner.database.connect() as one, ThreadPoolExecutor(1) as pool:
+        if first == "renewal":
+            assert len(one.execute(statements()["renew_sessions"], renewal).fetchall()) == SHARDS
+            assert other.own(SINK) == []
+            one.commit()
+            assert other.own(SINK) == []
+        else:
+            assert one.execute(statements()["claim_shards"], claim).rowcount == SHARDS
+            renewed = pool.submit(owner.store.renew_sessions, owner.relay, [SINK], 60.0)
+            until(lambda: waiting(owner.database, "true"), seconds=20, what="the renewal waits")
+            one.commit()
+            assert renewed.result(20) == {SINK: {}}

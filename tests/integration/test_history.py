@@ -2,44 +2,29 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from psycopg.types.json import Jsonb
 
 from outbox_relay.domain.lease_clock import lease_clock
-from outbox_relay.domain.measures import RelayMeasures
-from outbox_relay.service.metrics.history import History, Moment
-from outbox_relay.service.metrics.snapshot import Aged, Snapshots
-from outbox_relay.service.metrics.stored_figures import Entry, Value
+from outbox_relay.relay.measures import RelayMeasures, SinkMeasures
+from outbox_relay.service.history import History
+from outbox_relay.service.metrics import SinkStates, register
+from outbox_relay.sinks.contract.handing import an_event
 from tests.support.database import Database, query
-from tests.support.deliveries import emit
 from tests.support.memory_sink import MemorySink
-from tests.support.relay_harness import CountingStore, RelayHarness, running, spec
-from tests.support.wait import until
+from tests.support.relay_harness import CountingStore, running, spec
 
-BACKLOG = (
-    Value("outbox_backlog_events", ("s",), 7.0),
-    Value("outbox_oldest_undelivered_seconds", ("s",), 2.5),
-)
 SINKS = "select outbox_internal.register_sinks(%s, 0, '3:3:', 3)"
 ADDED = """
 select sink, sum(delivered), sum(failed), sum(dead), max(backlog), max(oldest_seconds), max(end_to_end_p99),
        sum(busy_ms)
   from outbox.history group by sink order by sink"""
-
-COMMON = """
-insert into outbox.history (sink, at, delivered, backlog)
-select n, date_trunc('minute', now()), 2, 5 from unnest('{a, b}'::text[]) n
-returning 1"""
-HOURS = """
-insert into outbox.history (sink, at) select '', now() - n * interval '1 hour' from generate_series(1, 60) n
-returning 1"""
 
 
 def rows(database: Database) -> list[tuple[Any, ...]]:
@@ -61,41 +46,23 @@ def a_store(database: Database) -> Generator[CountingStore]:
         store.close()
 
 
-def a_history(harness: RelayHarness) -> tuple[History, Snapshots]:
-    """Return the history of a relay that knows a backlog."""
-    aged = [Aged(Entry("backlog", "s", 0.0, 10.0, False, BACKLOG), 0.0)]
-    snapshots = Snapshots(harness.served, RelayMeasures(), lambda _: aged, lambda: True)
-    return History(harness.store, RelayMeasures(), snapshots.end_interval, lambda _: aged), snapshots
-
-
-def moment(snapshots: Snapshots, seconds: float = 0.0) -> Moment:
-    return Moment(time.monotonic() + seconds, lease_clock(), snapshots.copies(), RelayMeasures().tick.copy())
-
-
-def test_a_relay_adds_what_it_has_done_since_the_last_minute(database: Database) -> None:
+def test_a_relay_adds_what_it_has_done_since_the_last_minute_unless_that_lasted_too_long(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with running(database.dsn, (spec("s"), MemorySink())) as harness:
-        history, snapshots = a_history(harness)
-        before = moment(snapshots)
-        emit(database, ["a", "b", "c"])
-        measures = harness.served["s"].measures
-        until(lambda: measures.delivered_count == 3, seconds=20, what="they are delivered")
-        middle = moment(snapshots)
-        history.add(before, middle)
-        history.add(middle, moment(snapshots))
-    [process, sink] = rows(database)
-    assert process[:4] == ("", 0, 0, 0)
-    assert sink[:6] == ("s", 3, 0, 0, 7, 2.5)
-    assert 0.0 < sink[6] < 300.0
-    assert sink[7] > 0.0
-
-
-@pytest.mark.parametrize("clock", ["monotonic", "lease"])
-def test_a_minute_that_lasted_too_long_is_dropped(database: Database, clock: str) -> None:
-    with running(database.dsn, (spec("s"), MemorySink())) as harness:
-        history, snapshots = a_history(harness)
-        before = moment(snapshots)
-        history.add(before, before._replace(**{clock: getattr(before, clock) + 91.0}))
-    assert rows(database) == []
+        served, process = harness.served["s"], RelayMeasures()
+        served.measures = served.loop.parts.measures = SinkMeasures(process, "s")
+        register(process.registry, [SinkStates(harness.served)], lambda: True)
+        history = History(harness.store, process.registry)
+        history.step()
+        served.measures.delivered([an_event()] * 3, 0.2, datetime.now(UTC))
+        history.step()
+        history.step()
+        monkeypatch.setattr("outbox_relay.service.history.lease_clock", lambda: lease_clock() + 91.0)
+        served.measures.delivered([an_event()], 0.2, datetime.now(UTC))
+        history.step()
+    [process_row, sink] = rows(database)
+    assert (process_row[:4], sink[:4]) == (("", 0, 0, 0), ("s", 3, 0, 0))
 
 
 def test_two_relays_add_up_counts_and_keep_the_greatest_percentiles(database: Database) -> None:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
-import pytest
 from structlog.testing import capture_logs
 
-from outbox_relay.domain.errors import StatementFailed
 from outbox_relay.domain.event import SHARDS
-from outbox_relay.relay.housekeeping import TRIM_LEAST, TRIM_ROWS, Chore, LedgerTrim
+from outbox_relay.relay.chores import LEDGER_ROWS, Chore
 from tests.support.chores import doing
 from tests.support.database import Database, query
 from tests.support.ledger import ledger
@@ -49,7 +45,7 @@ def test_a_ledger_that_has_grown_is_trimmed_at_once_whatever_sinks_stand_still(d
             return query(database, "select count(*) from outbox.progress where sink = 'idle-1'") == [(1,)]
 
         until(trimmed, seconds=40, what="one row is left of a sink whose shards stand together")
-        assert store.calls["trim_progress"] <= WRITTEN // (TRIM_ROWS - SHARDS) + 2
+        assert store.calls["trim_progress"] <= WRITTEN // (LEDGER_ROWS - SHARDS) + 2
         assert query(database, "select count(*) from outbox.progress") == [(1 + SHARDS * (IDLE_SINKS - 1),)]
     store.close()
 
@@ -66,26 +62,6 @@ def test_a_chore_that_fails_or_takes_long_stops_no_other_and_is_logged(database:
     assert [(line["event"], line["chore"]) for line in logs] == [("housekeeping.failed", "stuck")]
     assert store.connection_losses == 0
     store.close()
-
-
-def test_a_trim_that_fails_is_followed_by_smaller_ones() -> None:
-    class Slow(CountingStore):
-        """The database is slow at first."""
-
-        def value(self, name: str, parameters: Mapping[str, Any] | None = None, deadline: float | None = None) -> Any:
-            assert (name, deadline) == ("trim_progress", None)
-            asked.append((parameters or {})["most"])
-            if len(asked) == 1:
-                raise StatementFailed("canceling statement due to statement timeout", "57014")
-            return 0
-
-    asked = list[int]()
-    ledger = LedgerTrim(Slow(""))
-    with pytest.raises(StatementFailed):
-        ledger.trim()
-    for _ in range(3):
-        ledger.trim()
-    assert asked == [TRIM_ROWS, TRIM_LEAST, 2 * TRIM_LEAST, 3 * TRIM_LEAST]
 
 
 def test_positions_of_names_that_are_gone_are_removed_and_no_others(database: Database) -> None:

@@ -67,7 +67,7 @@ def test_shards_at_the_last_epoch_or_of_many_crashes_keep_no_other_shard_from_be
 ) -> None:
     with running(database.dsn, (spec("s"), MemorySink())) as harness:
         harness.owns_all()
-    call(database, "update outbox.shard set owner = gen_random_uuid(), crashes = 2147483647, lease_until = '-infinity'")
+    call(database, "update outbox.shard set owner = gen_random_uuid(), crashes = 2147483647")
     call(database, "update outbox.shard set epoch = 9223372036854775807, owner = null where shard = 0")
     sink = MemorySink()
     with running(database.dsn, (spec("s"), sink)) as harness:

@@ -10,7 +10,7 @@ from outbox_relay.domain.window import Position
 from tests.support.database import Database
 from tests.support.ledger import ledger
 from tests.support.looks import touched
-from tests.support.notices import RECEIVER, die, notice_types, notices, register_receiver
+from tests.support.notices import RECEIVER, notice_types, notices, register_receiver
 from tests.support.sink_actions import call, register
 
 PAUSED, RECOVERED, LAGGING = "outbox.sink.paused", "outbox.sink.recovered", "outbox.sink.lagging"
@@ -100,13 +100,3 @@ def test_an_event_that_fails_again_and_again_is_a_lag_and_a_scheduled_one_is_not
         assert (lags(books))["crm"] > 300
         books.do("update outbox.delivery set deliver_at = now() - interval '1 minute' where state = 'waiting'")
         assert (lags(books))["crm"] < 100
-
-
-def test_rows_are_looked_at_up_to_a_thousand(told: Database) -> None:
-    with told.connect() as connection:
-        die(connection, "crm", *["http_400"] * 5000)
-        connection.execute("update outbox.delivery set state = 'waiting'")
-        connection.commit()
-        before = touched(connection, "delivery")
-        connection.execute("select outbox_internal.sink_lag('crm')")
-        assert touched(connection, "delivery") - before <= 1000

@@ -263,7 +263,7 @@ def test_an_effect_is_had_once_although_the_relay_is_killed_before_it_settles(
         relay.kill()
         holder.execute(END_WAITING.encode())
     assert query(database, unsettled) == [(1,)]
-    query(database, "update outbox.shard set lease_until = now() returning 1")
+    query(database, "update outbox.session set lease_until = now() returning 1")
     with relay.start():
         until(lambda: query(database, unsettled) == [(0,)], seconds=SECONDS, what="the event is settled")
         assert relay.stop() == 0

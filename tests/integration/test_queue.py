@@ -213,13 +213,13 @@ def register(jobs: Queue, **options: Any) -> int:
 def test_claim_changes_only_without_a_relay_and_without_rows(jobs: Queue) -> None:
     jobs.emit(job("a"))
     jobs.park()
-    jobs.books.do("update outbox.shard set lease_until = now()")
+    jobs.books.do("update outbox.session set lease_until = now()")
     assert register(jobs) == 0  # a row is to be delivered
     claimed = jobs.claim()
     jobs.done(claimed)
-    jobs.books.do("update outbox.shard set lease_until = now() + interval '1 h'")
+    jobs.books.do("update outbox.session set lease_until = now() + interval '1 h'")
     assert register(jobs) == 0  # a relay owns its shards
-    jobs.books.do("update outbox.shard set lease_until = now()")
+    jobs.books.do("update outbox.session set lease_until = now()")
     before = jobs.books.query("select max(epoch) from outbox.shard")
     assert register(jobs) > 0
     assert jobs.books.query("select claim from outbox.sink") == [("log",)]

@@ -12,7 +12,6 @@ import pytest
 import structlog
 
 from outbox_relay import outbox
-from outbox_relay.admin.status import status
 from outbox_relay.domain.circuit import CircuitPolicy
 from outbox_relay.domain.errors import DatabaseUnavailable
 from outbox_relay.domain.event import StoredEvent
@@ -21,22 +20,21 @@ from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.domain.sink_limits import SinkLimits, spread_of
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.relay.keeper import Keeper
-from outbox_relay.service.served_sinks import ServedSinks
+from outbox_relay.service.sinks import ServedSinks
 from outbox_relay.service.supervisor import Supervisor
 from tests.support.database import Database, query
 from tests.support.deliveries import has
-from tests.support.memory_sink import BOTH, MemorySink
+from tests.support.memory_sink import MemorySink
 from tests.support.queued import job, queue
 from tests.support.rates import RATE, flow, holds
 from tests.support.receiver import Receiver
 from tests.support.receiver.gauge import Gauge
-from tests.support.relay_harness import CIRCUIT, RETRY, RelayHarness, owns, running, spec
+from tests.support.relay_harness import CIRCUIT, RETRY, RelayHarness, running, spec
 from tests.support.wait import until
 from tests.support.webhook_sink import a_sink
 
 CLAIMS = pytest.mark.parametrize("claim", ["log", "rows"])
 SPREAD = 600.0
-LEASED = "select count(*) from outbox.delivery where lease is not null"
 OPTIONS: Any = {"lease_seconds": 2.0}
 
 
@@ -63,20 +61,6 @@ def types(sink: MemorySink) -> list[str]:
 
 
 # -- the rate ---------------------------------------------------------------------------------------------------------
-
-
-@BOTH
-def test_relays_that_claim_rows_keep_the_rate_together(database: Database, keeps_order: bool) -> None:
-    """Goes red when claims pass the limiter by, and with a rate for each relay."""
-    emit(database, 900, "'k'")
-    sinks = [MemorySink(keeps_order=keeps_order) for _ in range(2)]
-    with running(database.dsn, (limited(rate_per_second=RATE), sinks[0]), **OPTIONS) as first:
-        flow(lambda: delivered(sinks))
-        with running(database.dsn, (limited(rate_per_second=RATE), sinks[1]), **OPTIONS):
-            owns(first, 32)
-            holds(database, lambda: delivered(sinks))
-            assert status(first.store)["sinks"]["s"]["rate_per_second"] == RATE
-        assert all(sink.delivered for sink in sinks)
 
 
 def test_retried_rows_spend_tokens_too(database: Database) -> None:
@@ -208,15 +192,6 @@ def test_spread_rows_are_in_the_queue_from_their_own_time_on(database: Database)
         assert parked.due_in is not None
         first = min(due for _, due, _, _ in rows)
         assert abs(parked.due_in - (first - datetime.now(UTC)).total_seconds()) < 30
-
-
-@CLAIMS
-def test_an_event_whose_part_of_the_spread_has_passed_is_not_delayed(database: Database, claim: str) -> None:
-    with database.connect() as connection:
-        outbox.emit(connection, "t", {}, deliver_at=datetime(2020, 1, 1, tzinfo=UTC))
-    sink = MemorySink(keeps_order=False)
-    with running(database.dsn, (limited(claim, spread_seconds=86_400.0), sink)):
-        flow(lambda: len(sink.delivered), 0)
 
 
 @pytest.mark.fence("a file sets the limits of a sink that its relay cannot serve")

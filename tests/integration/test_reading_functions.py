@@ -58,10 +58,11 @@ def sink(connection: Connection) -> str:
     name = f"sink_{uuid4().hex}"
     connection.execute("insert into outbox.sink (name, patterns, start) values (%s, '{*}', 'now')", (name,))
     connection.execute(
-        "insert into outbox.shard (sink, shard, owner, epoch, lease_until) "
-        "select %s, n, %s, 1, now() + interval '1 hour' from generate_series(0, 63) n",
+        "insert into outbox.shard (sink, shard, owner, epoch) select %s, n, %s, 1 from generate_series(0, 63) n",
         (name, ME),
     )
+    connection.execute("insert into outbox.session values (%s, %s, now() + interval '1 hour')", (name, ME))
+    connection.execute("insert into outbox.session values (%s, %s, now() + interval '1 hour')", (name, OTHER))
     return name
 
 
@@ -187,18 +188,26 @@ def test_fence_holds_for_every_shard_or_nothing_is_written(connection: Connectio
     assert written(connection, sink) == (0, 0)
 
 
+def end_mine(connection: Connection, sink: str) -> None:
+    """End the session of the relay that owns the shards."""
+    text = "update outbox.session set lease_until = now() - interval '1 s' where sink = %s and owner = %s"
+    connection.execute(text, (sink, ME))
+
+
 def claim_shards(connection: Connection, sink: str) -> list[tuple[Any, ...]]:
     """Claim every shard whose lease has lapsed, for the other relay."""
+    text = "select array(select shard from outbox.shard where sink = %s and owner = %s)"
+    [(known,)] = connection.execute(text, (sink, OTHER)).fetchall()
     return call(
-        connection, "claim_shards", sink=sink, owner=OTHER, generation=1, lease=15.0, most=64, free_for=0.0,
-        lapsed_for=0.0, patterns=None, claim=None,
+        connection, "claim_shards", sink=sink, owner=OTHER, generation=1, most=64, known=known,
+        patterns=None, claim=None,
     )  # fmt: skip
 
 
 def test_claim_passes_by_a_shard_that_is_being_settled(database: Database, connection: Connection, sink: str) -> None:
     """Without ``for share of s`` in the fence the claim gets the shard, and reads before the rows are there."""
     event, shard = emitted(connection)
-    connection.execute("update outbox.shard set lease_until = now() - interval '1 s' where sink = %s", (sink,))
+    end_mine(connection, sink)
     with database.connect() as settling:
         assert Settlement(sink, [(event, shard)]).run(settling)
         assert shard not in [row[0] for row in claim_shards(connection, sink)]
@@ -212,7 +221,7 @@ def test_settlement_waits_for_a_claim_under_way(
 ) -> None:
     """Without ``for share of s`` the settlement does not wait, and writes rows beside the claim."""
     event = emitted(connection)
-    connection.execute("update outbox.shard set lease_until = now() - interval '1 s' where sink = %s", (sink,))
+    end_mine(connection, sink)
     with database.connect() as claiming:
         assert len(claim_shards(claiming, sink)) == 64
         with in_background(database, Settlement(sink, [event], moved={7: (1, 50)}).run) as settled:
@@ -227,7 +236,7 @@ def test_new_epochs_shut_out_what_was_under_way(database: Database, connection: 
     event, shard = emitted(connection)
     with database.connect() as settling:
         assert Settlement(sink, [(event, shard)]).run(settling)
-        reclaim = {"sink": sink, "owner": ME, "lease": 15.0}
+        reclaim = {"sink": sink, "owner": ME}
         with in_background(database, lambda c: call(c, "reclaim_shards", **reclaim)) as reclaimed:
             assert not reclaimed.done(), "a settlement that has passed its fence was not waited for"
             settling.commit()

@@ -420,7 +420,7 @@ def test_a_message_that_kills_its_relay_again_and_again_ends_dead(database: Data
         # No lease of the crashed relay is waited for here, and no share is left to it.
         query(database, "delete from outbox.relay returning 1")
         query(database, "update outbox.delivery set lease_until = now() where lease is not null returning 1")
-        query(database, "update outbox.shard set lease_until = now() returning 1")
+        query(database, "update outbox.session set lease_until = now() returning 1")
         if query(database, dead):
             break
     rows = query(database, "select id, state, last_error from outbox.delivery")

@@ -1,4 +1,4 @@
-"""SIGHUP of the whole process: while the database is away, when its answer is lost, when it asks for too much."""
+"""SIGHUP of the whole process: what is applied, while the database is away, and when its answer is lost."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from outbox_relay.postgres.store import Store
 from tests.support.command import inside
 from tests.support.database import Database, query
 from tests.support.emitting import emit_types
-from tests.support.ports import free_port
+from tests.support.metrics import scrape, value_of
 from tests.support.proxy import Proxy
 from tests.support.receiver import Receiver
 from tests.support.receiver.certificates import Authority
 from tests.support.receiver.received import received_types
 from tests.support.receiver.signatures import SECRET
-from tests.support.relay_config import webhook_config, webhook_with_files_config
+from tests.support.relay_config import webhook_config
 from tests.support.relay_harness import LOST
 from tests.support.service import RelayService
 from tests.support.serving import serve_while
@@ -116,194 +116,119 @@ def test_a_sighup_while_the_database_is_away_is_carried_out_when_it_is_back(
     assert REFUSED not in events(relay)
 
 
-def test_what_needs_a_restart_is_named_and_everything_else_is_applied(
+def last(relay: RelayService, event: str) -> dict[str, Any]:
+    """Return the last line with an event."""
+    return [line for line in relay.lines() if line.get("event") == event][-1]
+
+
+def reloaded(relay: RelayService, *replaced: tuple[str, str], event: str = RELOADED) -> dict[str, Any]:
+    """Change the relay's file, send it SIGHUP, and wait for the line that answers it."""
+    before = events(relay).count(event)
+    rewrite(relay, *replaced)
+    until(lambda: events(relay).count(event) > before, seconds=20, what=f"the log has {event}")
+    return last(relay, event)
+
+
+def arrives(receiver: Receiver, kind: str) -> Any:
+    """Wait until an event of a type arrives, and return its request."""
+    until(lambda: kind in received_types(receiver), seconds=30, what=f"{kind} arrives")
+    return next(each for each in receiver.requests if each.header("outbox-type") == kind)
+
+
+def test_everything_but_the_process_is_applied_and_a_wrong_file_changes_nothing(
     database: Database, receiver: Receiver, tmp_path: Path
 ) -> None:
-    with RelayService(tmp_path, webhook_config(database.dsn, receiver, tmp_path), expects={"reload"}) as relay:
-        emit_types(database, "a.one")
-        until(lambda: len(receiver.requests) == 1, seconds=30, what="it delivers")
-        rewrite(relay, ("lease_seconds = 3", "lease_seconds = 4"), MORE, ('"one"', '"two"'))
-        until(lambda: RELOADED in events(relay), seconds=20, what="it is reloaded")
-        [line] = [line for line in relay.lines() if line.get("event") == RELOADED]
-        assert line["needs_restart"] == ["relay.lease_seconds"]
-        assert line["applied"] == ["sinks.crm.headers.x-tenant.text", "routes"]
-        assert SECRET not in relay.log.read_text()
-        emit_types(database, "b.one")
-        until(lambda: "b.one" in received_types(receiver), seconds=30, what="the new type arrives")
-        assert receiver.requests[-1].header("x-tenant") == "two"
-        relay.send(signal.SIGHUP)
-        until(lambda: RESTART in events(relay), seconds=20, what="the rest is named again")
-        [said] = [line["reason"] for line in relay.lines() if line.get("event") == RESTART]
-        assert said.endswith("relay.lease_seconds: needs a restart")
-        assert relay.stop() == 0
-
-
-def test_another_set_of_sinks_is_refused_and_nothing_is_half_applied(
-    database: Database, receiver: Receiver, tmp_path: Path
-) -> None:
-    with RelayService(tmp_path, webhook_config(database.dsn, receiver, tmp_path), expects={"reload"}) as relay:
-        emit_types(database, "a.one")
-        until(lambda: len(receiver.requests) == 1, seconds=30, what="it delivers")
-        rewrite(relay, ("sinks.crm", "sinks.erp"), ('["crm"]', '["erp"]'), ('"a.*"', '"b.*"'), ('"one"', '"two"'))
-        until(lambda: RESTART in events(relay), seconds=20, what="it is refused")
-        [(level, said)] = [(line["level"], line["reason"]) for line in relay.lines() if line.get("event") == RESTART]
-        assert level == "warning", "the file is right"
-        assert "sinks.erp: was added: needs a restart" in said
-        assert relay.ask("/readyz")[1]["config_last_reload_successful"] is False
-        assert query(database, "select name, patterns from outbox.sink") == [("crm", ["a.*"])]
-        emit_types(database, "a.two")
-        until(lambda: len(receiver.requests) == 2, seconds=30, what="it delivers as before")
-        assert {request.header("x-tenant") for request in receiver.requests} == {"one"}
-        assert relay.stop() == 0
-
-
-def test_a_rotated_secret_is_named_by_its_place(database: Database, receiver: Receiver, tmp_path: Path) -> None:
-    """The contents of a file are no setting of their own: the line is the only sign that the right one was edited."""
-    secrets, tenant, other = tmp_path / "secrets", tmp_path / "tenant", tmp_path / "other"
-    text = webhook_with_files_config(f'dsn = "{database.dsn}"', receiver.url, tmp_path)
+    tenant = tmp_path / "tenant"
+    tenant.write_text("one")
+    text = webhook_config(database.dsn, receiver, tmp_path).replace('"one"', f'{{ file = "{tenant}" }}')
     new = "whsec_" + base64.b64encode(b"x" * 32).decode()
-    with RelayService(tmp_path, text, expects={"reload"}, CRM_TOKEN="token") as relay:
+    with Receiver() as other, RelayService(tmp_path, text, expects={"reload"}) as relay:
+        for n in range(20):
+            emit_types(database, f"a.{n}")
+        arrives(receiver, "a.0")
+
+        line = reloaded(relay, ("lease_seconds = 3", "lease_seconds = 4"), MORE)
+        assert (line["applied"], line["needs_restart"]) == (["routes"], ["relay.lease_seconds"])
+        assert last(relay, RESTART)["reason"] == "relay.lease_seconds"
+        emit_types(database, "b.one")
+        assert arrives(receiver, "b.one").header("x-tenant") == "one"
+
         for file, content, named in (
-            (secrets, new, ["sinks.crm.secrets_file"]),
-            (other, new, []),
+            (tmp_path / "secrets", new, ["sinks.crm.secrets_file"]),
             (tenant, "two", ["sinks.crm.headers.x-tenant"]),
-            (secrets, new, []),
-            (secrets, "nonsense", None),
-            (secrets, f"{new}\n{SECRET}", ["sinks.crm.secrets_file"]),
+            (tenant, "two", []),
         ):
-            before = len(_reloads(relay))
             file.write_text(content)
-            relay.send(signal.SIGHUP)
-            until(lambda before=before: len(_reloads(relay)) > before, seconds=20, what=f"{file.name} was read")
-            assert _reloads(relay)[-1] == named
-            until(lambda n=named: _refusals(database) == (n is None), seconds=20, what="doctor says whether it was")
+            assert reloaded(relay)["applied"] == named
+        (tmp_path / "secrets").write_text("nonsense")
+        assert "secrets: line 1: " in reloaded(relay, event=REFUSED)["reason"]
+        assert relay.ask("/readyz")[1]["config_last_reload_successful"] is False
+        until(lambda: _refusals(database) == 1, seconds=20, what="doctor names it")
+        (tmp_path / "secrets").write_text(f"{new}\n{SECRET}")
+        assert reloaded(relay)["applied"] == ["sinks.crm.secrets_file"]
+        until(lambda: _refusals(database) == 0, seconds=20, what="doctor names it no more")
+
+        limits = ("[sinks.crm]", '[sinks.crm]\norder = "none"\nmax_in_flight = 3\ntimeout_seconds = 7')
+        reloaded(relay, limits, (receiver.url, other.url))
+        until(lambda: relay.ask("/readyz")[1]["sinks"]["crm"]["in_flight_limit"] == 3, seconds=20, what="in force")
+        emit_types(database, "a.late")
+        assert arrives(other, "a.late").header("x-tenant") == "two"
         assert relay.stop() == 0
     assert new not in relay.log.read_text()
+    sent = [*map(str, received_types(receiver)), *map(str, received_types(other))]
+    assert sorted(sent) == sorted([*(f"a.{n}" for n in range(20)), "b.one", "a.late"]), "no request is repeated"
 
 
 def _refusals(database: Database) -> int:
     """Return the number of relays whose newest reload was refused, as doctor says."""
     findings = inside("doctor", "--json", "--dsn", database.dsn).json["findings"]
-    found = [each for each in findings if each["id"] == "config-reload-failed"]
-    assert all("secrets: line 1: " in each["evidence"] for each in found)
-    return len(found)
+    return sum(each["id"] == "config-reload-failed" for each in findings)
 
 
-def _reloads(relay: RelayService) -> list[Any]:
-    """Return what each reload has applied, None for one that was refused."""
-    return [line.get("applied") for line in relay.lines() if line.get("event") in (RELOADED, REFUSED)]
+SHARDS = "select count(*) from outbox.shard where sink = 'erp' and owner is not null"
 
 
-def test_limits_and_another_destination_are_applied_and_no_request_is_repeated(
-    database: Database, receiver: Receiver, tmp_path: Path
-) -> None:
-    with (
-        Receiver() as other,
-        RelayService(tmp_path, webhook_config(database.dsn, receiver, tmp_path), expects={"reload"}) as relay,
-    ):
-        for n in range(20):
-            emit_types(database, f"a.{n}")
-        until(lambda: receiver.requests, seconds=30, what="it delivers")
-        changes = ("[sinks.crm]", '[sinks.crm]\norder = "none"\nmax_in_flight = 3\ntimeout_seconds = 7')
-        rewrite(
-            relay,
-            changes,
-            (receiver.url, other.url),
-            ("lease_seconds = 3", "lease_seconds = 3\npark_after_seconds = 2"),
-        )
-        until(lambda: RELOADED in events(relay), seconds=20, what="it is reloaded")
-        until(lambda: in_flight_limit(relay) == 3, seconds=20, what="the limit is in force")
-        for n in range(20):
-            emit_types(database, f"a.late.{n}")
-        until(lambda: "a.late.19" in received_types(other), seconds=30, what="the new destination receives events")
-        assert relay.stop() == 0
-    arrived = [*received_types(receiver), *received_types(other)]
-    assert sorted(map(str, arrived)) == sorted([*(f"a.{n}" for n in range(20)), *(f"a.late.{n}" for n in range(20))])
-
-
-OTHER_TYPE = """type = "kafka"
-topic = "t"
-producer = { "bootstrap.servers" = "127.0.0.1:PORT" }
-[routes]"""
-
-
-@pytest.mark.slow  # starts a relay process
-def test_another_type_of_a_sink_is_applied_and_so_is_the_way_back(
-    database: Database, receiver: Receiver, tmp_path: Path
-) -> None:
-    """Goes red when the new webhook is unknown to those that have credentials: the process would end."""
-    text = webhook_config(database.dsn, receiver, tmp_path)
-    webhook = text[text.index('type = "webhook"') : text.index("[routes]") + len("[routes]")]
-    kafka = OTHER_TYPE.replace("PORT", str(free_port()))
-    with RelayService(tmp_path, text.replace(webhook, kafka), expects={"reload", "handed_over"}) as relay:
-        emit_types(database, "a.one")
-        until(lambda: circuit(relay) == "open", seconds=30, what="the broker does not answer")
-        rewrite(relay, (kafka, webhook))
-        until(lambda: RELOADED in events(relay), seconds=20, what="the other type is applied")
-        until(lambda: received_types(receiver) == ["a.one"], seconds=30, what="the event that waited arrives")
-        rewrite(relay, (webhook, kafka))
-        until(lambda: events(relay).count(RELOADED) == 2, seconds=20, what="the first type is applied again")
-        emit_types(database, "a.two")
-        until(lambda: circuit(relay) == "open", seconds=30, what="the broker does not answer")
-        for line in (line for line in relay.lines() if line.get("event") == RELOADED):
-            assert ("sinks.crm.type" in line["applied"], line["needs_restart"]) == (True, [])
-        assert relay.stop() == 0
-    assert received_types(receiver) == ["a.one"]
-    assert REFUSED not in events(relay)
-
-
-def circuit(relay: RelayService) -> str:
-    """Return the state of the sink's circuit that the relay shows."""
-    return relay.ask("/readyz")[1]["sinks"]["crm"]["circuit"]
-
-
-def in_flight_limit(relay: RelayService) -> int:
-    """Return the limit of concurrent requests that the relay shows."""
-    return relay.ask("/readyz")[1]["sinks"]["crm"]["in_flight_limit"]
-
-
-def test_a_sink_that_was_removed_is_not_registered_again_by_a_reload(
-    database: Database, receiver: Receiver, tmp_path: Path
-) -> None:
-    with RelayService(tmp_path, webhook_config(database.dsn, receiver, tmp_path), expects={"lease_lost"}) as relay:
-        query(database, "select outbox.drop_sink('crm', true, 1000, null, null)")
-        rewrite(relay, MORE)
-        until(lambda: REFUSED in events(relay), seconds=20, what="it is refused")
-        [said] = [line["reason"] for line in relay.lines() if line.get("event") == REFUSED]
-        assert said.startswith("sinks.crm: was removed from the database")
-        assert query(database, "select count(*) from outbox.sink") == [(0,)]
-        assert relay.stop() == 0
-
-
-@pytest.mark.parametrize(
-    "removal", ["outbox.drop_sink('erp', true, 1000, null, null)", "outbox.drop_sink('erp', false, 1000, null, null)"]
-)
-def test_a_removed_sink_does_not_prevent_the_changes_of_the_others(
-    database: Database, receiver: Receiver, tmp_path: Path, removal: str
-) -> None:
-    """Goes red when a reload with a removed sink is refused: the relay would need a restart for any change."""
+def test_sinks_are_added_and_removed(database: Database, receiver: Receiver, tmp_path: Path) -> None:
+    """A pattern goes to the new sink in the same reload: no event between the two may be passed by."""
     text = webhook_config(database.dsn, receiver, tmp_path)
     crm = text[text.index("[sinks.crm]") : text.index("[routes]")]
-    text = text.replace("[routes]", crm.replace("crm]", "erp]") + "[routes]").replace('["crm"]', '["crm", "erp"]')
-    with RelayService(tmp_path, text, expects={"reload", "lease_lost"}) as relay:
-        until(lambda: query(database, "select count(*) from outbox.sink") == [(2,)], seconds=30, what="both are there")
-        query(database, f"select {removal}")
-        new = '"a.*" = ["crm", "erp"]\n"b.*" = ["crm", "erp"]'
-        rewrite(relay, ('"a.*" = ["crm", "erp"]', new), ('"one"', '"two"'))
-        until(lambda: RELOADED in events(relay), seconds=20, what="it is reloaded")
-        [line] = [line for line in relay.lines() if line.get("event") == RELOADED]
-        assert line["applied"] == ["sinks.crm.headers.x-tenant.text", "routes"]
-        [left] = line["not_applied"]
-        assert left.startswith("sinks.erp: was removed from the database")
-        until(lambda: relay.ask("/readyz")[1]["sinks"]["erp"]["fault"], seconds=20, what="the relay finds it removed")
-        emit_types(database, "b.one")
-        until(lambda: received_types(receiver) == ["b.one"], seconds=30, what="the new type arrives")
-        assert receiver.requests[-1].header("x-tenant") == "two"
-        assert query(database, "select name, patterns from outbox.sink") == [("crm", ["a.*", "b.*"])]
-        relay.send(signal.SIGHUP)
-        until(lambda: events(relay).count(RELOADED) == 2, seconds=20, what="what was not applied is named again")
-        assert [line["not_applied"] for line in relay.lines() if line.get("event") == RELOADED] == [[left]] * 2
+    with Receiver() as other, RelayService(tmp_path, text.replace(*MORE), expects={"reload", "lease_lost"}) as relay:
+        erp = crm.replace("crm]", "erp]").replace(receiver.url, other.url)
+        with_erp = ("[routes]", f"{erp}[routes]"), ('"b.*" = ["crm"]', '"b.*" = ["erp"]')
+        emit_types(database, "a.one", "b.one")
+        arrives(receiver, "b.one")
+        line = reloaded(relay, *with_erp)
+        assert (line["applied"], line["needs_restart"]) == (["sinks.erp", "routes"], [])
+        emit_types(database, "a.two", "b.two")
+        arrives(receiver, "a.two")
+        arrives(other, "b.two")
+        assert relay.ask("/readyz")[1]["sinks"].keys() == {"crm", "erp"}
+        assert value_of(scrape(relay.port)[1], "outbox_delivered_total", sink="erp") == 1.0
+
+        for n in range(2):  # its name can come back
+            reloaded(relay, *((new, old) for old, new in with_erp))
+            until(lambda: query(database, SHARDS) == [(0,)], seconds=20, what="its shards are released")
+            assert relay.ask("/readyz")[1]["sinks"].keys() == {"crm"}
+            assert value_of(scrape(relay.port)[1], "outbox_shards_owned", sink="erp") is None
+            reloaded(relay, *with_erp)
+            emit_types(database, f"b.back.{n}")
+            arrives(other, f"b.back.{n}")
+
+        query(database, "select outbox.drop_sink('erp', true, 1000, null, null)")
+        line = reloaded(relay, ('"a.*"', '"c.*"'))
+        assert line["applied"] == ["routes"]
+        assert line["not_applied"][0].startswith("sinks.erp: was removed from the database")
+        emit_types(database, "c.one")
+        arrives(receiver, "c.one")
+        until(lambda: relay.ask("/readyz")[1]["sinks"]["erp"]["fault"], seconds=20, what="it is found removed")
+
+        query(database, "select outbox.drop_sink('crm', true, 1000, null, null)")
+        reason = reloaded(relay, ('"c.*"', '"d.*"'), event=REFUSED)["reason"]
+        assert reason.startswith("sinks.crm: was removed from the database")
+        assert query(database, "select count(*) from outbox.sink") == [(0,)]
         assert relay.stop() == 0
+    assert received_types(receiver) == ["a.one", "b.one", "a.two", "c.one"]
+    assert received_types(other) == ["b.two", "b.back.0", "b.back.1"]
 
 
 WAITING = """select 1 from pg_stat_activity
@@ -378,7 +303,7 @@ def test_a_reload_whose_answer_is_lost_supersedes_nobody_for_good(
 
 SUPERSEDED = "config.superseded"
 CRM = """select patterns, generation, (select config from outbox.meta) from outbox.sink"""
-OWNERS = "select distinct owner from outbox.shard where lease_until > now()"
+OWNERS = "select distinct owner from outbox.owned"
 SEEN = "select seen_at from outbox.relay where id = %s"
 
 

@@ -40,7 +40,7 @@ def test_a_settlement_of_a_replay_at_an_old_epoch_writes_and_counts_nothing(book
     """Goes red when outbox_internal.settle_replayed does not compare epochs and owners."""
     old = books.claim()
     assert books.settle(old, 10, 10)
-    new = {c.shard: c.epoch for c in books.store.reclaim_shards("~1", books.relay, 60.0)}
+    new = {c.shard: c.epoch for c in books.store.reclaim_shards("~1", books.relay)}
     assert not books.settle(old, 20, 10)
     assert not books.settle(old, 20, 10, books.row(15))
     assert not books.settle(new, 20, 10, owner=uuid4())
@@ -51,10 +51,11 @@ def test_a_settlement_of_a_replay_at_an_old_epoch_writes_and_counts_nothing(book
 
 def test_a_claim_passes_by_the_shards_of_a_settlement_of_a_replay(books: ReplayLedger) -> None:
     epochs = books.claim()
-    books.query("update outbox.shard set lease_until = now() where sink = '~1' returning 1")
+    books.lapse()
     with books.database.connect() as other:
         other.execute("select from outbox.shard where sink = '~1' for share")
         assert books.claim() == {}
+    books.lapse()
     assert set(books.claim()) == set(epochs)
 
 

@@ -125,7 +125,7 @@ def test_a_read_says_what_it_passes_by_and_the_settlement_counts_that(database: 
 def test_a_settlement_at_an_old_epoch_passes_nothing_by(books: ReplayLedger) -> None:
     """Goes red when exceptions are written without the fence."""
     old = books.claim()
-    books.store.reclaim_shards("~1", books.relay, 60.0)
+    books.store.reclaim_shards("~1", books.relay)
     assert not books.settle(old, EVENTS, 5, passed_by={2: "row"})
     assert books.query("select from outbox.replay_exception") == []
 

@@ -37,7 +37,7 @@ def test_locked_shards_of_a_replay_hold_up_no_lease_of_a_sink(database: Database
         has(database, "select from outbox.shard where sink = '~1' and owner is not null limit 1")
         with database.connect() as settlement:
             settlement.execute("select from outbox.shard where sink = '~1' for share")
-            [(until,)] = query(database, "select max(lease_until) from outbox.shard where sink = '~1'")
-            later = "select from outbox.shard where sink = 's' having min(lease_until) > %s + interval '3 seconds'"
+            [(until,)] = query(database, "select max(lease_until) from outbox.session where sink = '~1'")
+            later = "select from outbox.session where sink = 's' and lease_until > %s + interval '3 seconds'"
             has(database, later, until)
         assert harness.loops[0].restarts == {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from outbox_relay.postgres.migrations import migrate, rebase
 from outbox_relay.workbench.embedded.account import unprivileged
 from tests.support.database import Database
 from tests.support.ledger import ledger
+from tests.support.lock_waits import begun, waiting
 from tests.support.memory_sink import MemorySink
 from tests.support.pgbouncer import PgBouncer
 from tests.support.postgres import PostgresServer
@@ -130,6 +132,24 @@ def test_a_dump_restored_into_another_cluster_loses_nothing(own_postgres: Postgr
         assert relayed(new, after) == after
         every = [*before, *waiting, *between, *after]
         assert sorted(relayed(new, every, name="later")) == sorted(every), "a sink from the beginning"
+
+
+@pytest.mark.fence("an emitter has taken an id before the log is rebased and commits after it")
+def test_an_event_that_is_emitted_while_the_log_is_rebased_is_not_lost(database: Database) -> None:
+    register(database, "s")
+    with database.connect() as reader, database.connect() as emitter, ThreadPoolExecutor(1) as pool:
+        reader.execute("select from outbox.event")
+        with begun(database, lambda connection: connection.execute("select outbox.rebase()")) as rebased:
+            emitted = pool.submit(lambda: emitter.execute("select outbox.emit('t', '{}')::text").fetchone())
+            until(lambda: waiting(database, f"pid = {emitter.info.backend_pid}"), seconds=30, what="it waits for a lock")
+            reader.commit()
+            rebased.result(30)
+        row = emitted.result(30)
+        assert row
+        later = emit(database)
+        assert relayed(database, later) == later
+        emitter.commit()
+    assert relayed(database, [row[0]]) == [row[0]]
 
 
 @pytest.mark.fence("data is moved into a schema that migrate made, whose own row names the new cluster")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +14,7 @@ from tests.support.database import Database, query
 from tests.support.receiver import Receiver
 from tests.support.relay_config import webhook_config
 from tests.support.roles import callable_by, denied, new_role
-from tests.support.schedules import SCHEDULED_FOR, emitted, minute_of, put, register, row, schedule
+from tests.support.schedules import SCHEDULED_FOR, emitted, minute_of, put, register, schedule
 from tests.support.service import RelayService
 from tests.support.wait import until
 
@@ -96,49 +95,6 @@ def test_a_relay_fires_a_schedule_of_its_file_and_delivers_it(
         assert request.body == b'{"n": 1}'
         assert dict(request.headers)[SCHEDULED_FOR] == emitted(database)[0]
         assert relay.stop() == 0
-
-
-def test_a_reload_registers_schedules(database: Database, receiver: Receiver, tmp_path: Path) -> None:
-    with RelayService(tmp_path, webhook_config(database.dsn, receiver, tmp_path)) as relay:
-        assert query(database, "select from outbox.schedule") == []
-        relay.config.write_text(relay.config.read_text() + EVERY_MINUTE)
-        relay.send(signal.SIGHUP)
-        until(lambda: query(database, "select from outbox.schedule where name = 'minutely' and next_at is not null"),
-              seconds=SECONDS, what="the schedule is registered")  # fmt: skip
-        before = row(database, "minutely")
-        relay.config.write_text(relay.config.read_text().replace('"* * * * *"', '"*/5 * * * *"'))
-        relay.send(signal.SIGHUP)
-        until(lambda: row(database, "minutely")["cron"] == "*/5 * * * *", seconds=SECONDS, what="it is changed")
-        assert row(database, "minutely")["generation"] > before["generation"]
-        relay.config.write_text(relay.config.read_text().replace('"*/5 * * * *"', '"0 0 30 2 *"'))
-        relay.send(signal.SIGHUP)
-        until(lambda: "config.reload_refused" in relay.log.read_text(), seconds=SECONDS, what="it is refused")
-        assert "schedules.minutely.cron: the day-of-month is not valid, or never comes" in relay.log.read_text()
-        assert row(database, "minutely")["cron"] == "*/5 * * * *"
-        assert relay.stop() == 0
-
-
-@pytest.mark.slow
-def test_an_old_relay_that_restarts_during_a_deployment_does_not_leave_its_schedules(
-    database: Database, receiver: Receiver, tmp_path: Path
-) -> None:
-    config = webhook_config(database.dsn, receiver, tmp_path)
-    with RelayService(tmp_path, config + EVERY_MINUTE.replace("n = 1", "n = 2"), "new") as staying:
-        until(lambda: query(database, "select from outbox.schedule"), seconds=SECONDS, what="the new one is registered")
-        with RelayService(tmp_path, config + EVERY_MINUTE, "old") as leaving:
-            until(
-                lambda: row(database, "minutely")["payload"] == {"n": 1},
-                seconds=SECONDS,
-                what="the old one is in force",
-            )
-            until(
-                lambda: "schedules.superseded" in staying.log.read_text(), seconds=SECONDS, what="the new one notices"
-            )
-            assert row(database, "minutely")["payload"] == {"n": 1}
-            assert leaving.stop() == 0
-        until(lambda: row(database, "minutely")["payload"] == {"n": 2}, seconds=SECONDS, what="the new one is back")
-        until(lambda: "schedules.taken_back" in staying.log.read_text(), seconds=SECONDS, what="it says so")
-        assert staying.stop() == 0
 
 
 def test_check_warns_of_a_schedule_without_a_route(database: Database, receiver: Receiver, tmp_path: Path) -> None:

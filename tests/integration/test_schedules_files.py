@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from outbox_relay.postgres.store import Store
-from outbox_relay.relay import schedule_definitions
+from outbox_relay.relay import schedules
 from tests.support.database import Database, query
 from tests.support.schedules import Part, part, register, row, schedule
 
@@ -17,7 +17,7 @@ OLD, NEW = schedule(payload={"by": "old"}), schedule(payload={"by": "new"})
 
 @pytest.fixture
 def store(database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    monkeypatch.setattr(schedule_definitions, "HOLD_SECONDS", 0.0)
+    monkeypatch.setattr(schedules, "HOLD_SECONDS", 0.0)
     opened = Store(lambda: database.dsn, pooler=False, connections=8)
     opened.open()
     yield opened
@@ -35,7 +35,7 @@ def ends(database: Database, relay: UUID) -> None:
     assert query(database, "delete from outbox.relay where id = %s returning 1", relay)
 
 
-def keep(*parts: Part, times: int = schedule_definitions.UNHELD_LOOKS + 1) -> None:
+def keep(*parts: Part, times: int = schedules.UNHELD_LOOKS + 1) -> None:
     """Let each relay look at the definitions as often as it takes to take them back."""
     for _ in range(times):
         for each in parts:
@@ -77,20 +77,6 @@ def test_while_a_relay_that_has_it_lives_the_newest_definition_stays(database: D
     before = row(database)
     keep(staying, leaving, times=10)
     assert row(database) == before
-
-
-def test_a_relay_that_crashed_counts_as_gone_after_a_while(database: Database, store: Store) -> None:
-    staying, leaving = pair(database, store)
-    query(
-        database, "update outbox.relay set seen_at = now() - interval '20 s' where id = %s returning 1", leaving.relay
-    )
-    keep(staying)
-    assert payload(database) == {"by": "old"}
-    query(
-        database, "update outbox.relay set seen_at = now() - interval '31 s' where id = %s returning 1", leaving.relay
-    )
-    keep(staying)
-    assert payload(database) == {"by": "new"}
 
 
 def test_a_restored_database_gets_the_definitions_of_its_relays(database: Database, store: Store) -> None:

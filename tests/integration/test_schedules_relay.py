@@ -35,15 +35,6 @@ def store(database: Database) -> Iterator[Store]:
     opened.close()
 
 
-def test_a_new_schedule_begins_with_the_first_time_after_its_registration(database: Database, store: Store) -> None:
-    before = minute_of(database)
-    run_until(store, lambda: query(database, "select from outbox.schedule where next_at is not null"),
-                    "a next time", part(store, schedule(cron="0 0 1 1 *")))  # fmt: skip
-    found = row(database)
-    assert found["next_at"] == f"{before.year + 1}-01-01T00:00:00+00:00"
-    assert emitted(database) == []
-
-
 @pytest.mark.parametrize("missed", ["one", "skip", "all"])
 def test_missed_times(database: Database, store: Store, missed: str) -> None:
     register(database, schedule(cron="0 * * * *", missed=missed))
@@ -75,13 +66,6 @@ def test_three_thousand_missed_times_are_emitted_once_by_three_relays(database: 
     assert (4,) <= transactions[0] <= (6,)
 
 
-def test_schedules_that_cannot_be_registered_stop_no_other(database: Database, store: Store) -> None:
-    register(database, schedule())
-    put(database, "nightly", minute_of(database) - MINUTE)
-    run_until(store, lambda: emitted(database), "it is emitted", part(store, schedule("a", missed="nonsense")))
-    assert query(database, "select name from outbox.schedule") == [("nightly",)]
-
-
 def test_a_schedule_that_this_relay_cannot_compute_stops_no_other(database: Database, store: Store) -> None:
     register(
         database,
@@ -100,7 +84,7 @@ def test_a_reload_registers_what_is_new_and_keeps_what_is_gone(database: Databas
     relay = part(store, schedule("a"))
     with running(store, relay):
         becomes(lambda: query(database, "select from outbox.schedule where name = 'a'"), "a is registered")
-        relay.schedules.use([schedule("b")])
+        relay.schedules.definitions.use([schedule("b")])
         becomes(lambda: query(database, "select from outbox.schedule where name = 'b'"), "b is registered")
     assert query(database, "select name from outbox.schedule order by name") == [("a",), ("b",)]
 
@@ -119,7 +103,7 @@ def test_a_schedule_that_a_restore_took_back_is_registered_again_unless_a_person
 
     assert (store.known_schedules(["a"]))[0]
     monkeypatch.setattr(store, "known_schedules", known_in)
-    monkeypatch.setattr("outbox_relay.relay.schedule_definitions.HOLD_SECONDS", 0.0)
+    monkeypatch.setattr("outbox_relay.relay.schedules.HOLD_SECONDS", 0.0)
     relay = part(store, schedule("kept"), schedule("lost"), schedule("removed"))
     with running(store, relay):
         becomes(lambda: names(database) == ["kept", "lost", "removed"], "all are registered")
@@ -134,19 +118,6 @@ def test_a_schedule_that_a_restore_took_back_is_registered_again_unless_a_person
 
 def names(database: Database) -> list[str]:
     return [name for (name,) in query(database, "select name from outbox.schedule order by name")]
-
-
-def test_the_relay_that_registers_last_decides_and_others_fire_as_it_says(database: Database, store: Store) -> None:
-    old, new = schedule(payload={"by": "old"}), schedule(payload={"by": "new"})
-    run_until(
-        store, lambda: query(database, "select from outbox.schedule"), "the old one is registered", part(store, old)
-    )
-    with running(store, former := part(store, old)):
-        becomes(lambda: former.definitions.registered, "the old relay has registered")
-        register(database, new)
-        put(database, "nightly", minute_of(database) - MINUTE)
-        becomes(lambda: emitted(database), "it is emitted")
-    assert query(database, "select distinct convert_from(payload, 'UTF8') from outbox.event") == [('{"by": "new"}',)]
 
 
 @pytest.mark.fence("the schema refuses the event of a schedule")

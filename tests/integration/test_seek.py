@@ -108,7 +108,8 @@ def test_a_relay_that_has_not_noticed_cannot_undo_a_seek(database: Database) -> 
     """Goes red when the generation stays: a claim then gives the old session epochs above those of the seek."""
     with ledger(database) as old:
         old.register(("s", ["*"], "beginning"))
-        old.own("s", lease_seconds=0.0)
+        old.own("s")
+        old.lapse()
         events = old.emit(*(f"k{n}" for n in range(20)))
         end = Position(old.tick())
         old.place("s", end)

@@ -11,7 +11,7 @@ from outbox_relay.domain.outcomes import DELIVERED
 from outbox_relay.domain.sink_limits import NO_LIMITS, SinkLimits
 from tests.support.database import Database, query
 from tests.support.deliveries import has
-from tests.support.memory_sink import BOTH, MemorySink
+from tests.support.memory_sink import MemorySink
 from tests.support.rates import BURST, RATE, flow, holds
 from tests.support.receiver import Receiver
 from tests.support.relay_harness import RelayHarness, owns, running, spec
@@ -52,22 +52,6 @@ def test_relays_that_join_and_leave_keep_the_rate_together(database: Database) -
         assert len(receiver.requests) <= RATE * 60
         second.stop()
     assert len({request.uid for request in receiver.requests}) == len(receiver.requests)
-
-
-@BOTH
-def test_four_relays_keep_the_rate_of_batches_and_of_requests(database: Database, keeps_order: bool) -> None:
-    emit(database, 3000)
-    sinks = [MemorySink(keeps_order=keeps_order) for _ in range(4)]
-    relays = [
-        RelayHarness(database.dsn, [(limited(), sink)], lease_seconds=3.0, expects={"handed_over"}) for sink in sinks
-    ]
-    for relay in relays:
-        relay.start()
-    for relay in relays:
-        owns(relay, 16)
-    holds(database, lambda: sum(len(sink.delivered) for sink in sinks))
-    for relay in relays:
-        relay.crash()
 
 
 # -- everything that is sent ------------------------------------------------------------------------------------------

@@ -72,23 +72,6 @@ def test_relays_that_join_and_leave_never_have_more_in_flight_together(
     assert {len(receiver.requests), len({request.uid for request in receiver.requests})} == {600}
 
 
-def test_relays_above_the_total_have_one_request_each(database: Database, receiver: Receiver, gauge: Gauge) -> None:
-    """Goes red when a relay has none: the keys of its shards would never be delivered."""
-    gauge.answer_seconds = 0.01
-    emit(database, 2000)
-    relays = [a_relay(database, receiver, 1) for _ in range(3)]
-    for relay in relays:
-        relay.start()
-
-    def all_deliver() -> bool:
-        return all(relay.keeper.held["s"] and relay.store.calls["settle"] > 2 for relay in relays)
-
-    until(all_deliver, seconds=60, what="each relay delivers")
-    assert gauge.most <= 3
-    for relay in relays:
-        relay.crash()
-
-
 def test_parked_deliveries_count_too(database: Database, receiver: Receiver, gauge: Gauge) -> None:
     emit(database, 1)
     sink = MemorySink(keeps_order=False)

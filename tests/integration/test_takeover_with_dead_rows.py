@@ -8,7 +8,7 @@ import pytest
 
 from outbox_relay.relay import earlier_outcomes
 from tests.support.database import Database
-from tests.support.memory_sink import BOTH, MemorySink
+from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import CountingStore, RelayHarness, running, spec
 from tests.support.wait import until
 
@@ -58,16 +58,15 @@ def register(database: Database) -> None:
     store.close()
 
 
-@BOTH
 def test_keys_of_dead_rows_are_not_loaded_and_block_their_events(
-    database: Database, monkeypatch: pytest.MonkeyPatch, keeps_order: bool
+    database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(earlier_outcomes, "LOOK_SECONDS", 0.05)
     register(database)
     do(database, FILL, DEAD)
     do(database, "select setval('outbox.event_id_seq', %s)", 2 * DEAD)
     emit(database, "dead-7", "free", "dead-8", "dead-7")
-    sink = MemorySink(keeps_order=keeps_order, holds=True)
+    sink = MemorySink(holds=True)
     with running(database.dsn, (spec("s", hold=True), sink)) as harness:
         reached(lambda: delivered(sink, "free"), "what no dead row blocks is delivered")
         harness.owns_all()

@@ -71,75 +71,6 @@ def an_event(**more: Any) -> dict[str, Any]:
     return {"type": "a.created", "payload": {"secret": "canary"}, "key": "canary", **more}
 
 
-def test_a_request_is_a_child_of_the_create_span_and_is_sent_as_it_was(
-    database: Database, receiver: Receiver, collector: Collector, tmp_path: Path
-) -> None:
-    url = f"{receiver.url}/canary?token=canary"
-    [uid] = emit_traced(database, collector.variables, an_event(headers={"x": "canary"}))
-    with webhook_relay(database, url, tmp_path, **collector.variables) as relay:
-        [span] = requests_of(collector, uid, 1)
-        assert relay.stop() == 0
-        create = created(collector, uid)
-        assert (span.kind, span.context[0], span.parent) == ("CLIENT", create.context[0], create.context[1])
-        assert (span.links, span.failed) == ([create.context], False)
-        assert span.attributes == {
-            "http.request.method": "POST",
-            "url.full": f"http://127.0.0.1:{receiver.port}/REDACTED",
-            "server.address": "127.0.0.1",
-            "server.port": receiver.port,
-            "http.response.status_code": 200,
-            "outbox.sink": "crm",
-            "outbox.event.uid": uid,
-            "outbox.event.type": "a.created",
-        }
-        assert span.resource["service.name"] == "outbox-relay"
-        assert span.resource["service.version"] == __version__
-        assert str(span.resource["service.instance.id"])
-        assert (span.scope, span.schema) == ("outbox_relay", "https://opentelemetry.io/schemas/1.44.0")
-    [request] = receiver.requests
-    [(headers,)] = query(database, "select headers from outbox.event")
-    assert request.header("traceparent") == headers["traceparent"]
-    assert headers["traceparent"].startswith(create.traceparent)
-    assert request.header("tracestate") is None
-    assert set(collector.paths) == {"/v1/traces"}
-
-
-@pytest.mark.slow  # starts a relay process
-def test_retries_are_spans_of_their_own_and_a_dead_letter_is_logged_with_its_trace(
-    database: Database, receiver: Receiver, collector: Collector, tmp_path: Path
-) -> None:
-    receiver.answer = in_turn(say(500, body=b"canary"), say(404), say(500), say(204))
-    [uid] = emit_traced(database, collector.variables, an_event())
-    with webhook_relay(database, receiver.url, tmp_path, **collector.variables) as relay:
-        spans = requests_of(collector, uid, 3)
-        create = created(collector, uid)
-        until(lambda: "dead letter" in relay.log.read_text(), seconds=30, what="the dead letter is logged")
-        assert relay.stop() == 0
-        [line] = [line for line in relay.lines() if line["event"] == "event.dead"]
-    assert [span.attributes.get("http.request.resend_count") for span in spans] == [None, 1, 2]
-    assert [span.attributes["http.response.status_code"] for span in spans] == [500, 404, 500]
-    assert [span.attributes["error.type"] for span in spans] == ["500", "404", "500"]
-    assert all(span.failed for span in spans)
-    assert {(span.context[0], span.parent) for span in spans} == {create.context}
-    assert len({span.context[1] for span in spans}) == 3
-    assert (line["uid"], line["trace_id"]) == (uid, create.context[0])
-
-
-@pytest.mark.slow
-def test_a_request_without_an_answer_has_the_class_of_its_error(
-    database: Database, receiver: Receiver, collector: Collector, tmp_path: Path
-) -> None:
-    receiver.stop()
-    [uid] = emit_traced(database, collector.variables, an_event())
-    with webhook_relay(database, receiver.url, tmp_path, **collector.variables) as relay:
-        until(lambda: collector.named("POST"), seconds=30, what="the span of a request arrives")
-        assert relay.stop() == 0
-        span = collector.named("POST")[0]
-    assert (span.attributes["outbox.event.uid"], span.failed) == (uid, True)
-    assert span.attributes["error.type"] == "connection_refused"
-    assert "http.response.status_code" not in span.attributes
-
-
 HOSTILE = (
     *("canary", "00-canary-b7ad6b7169203331-01", f"00-{'0' * 32}-b7ad6b7169203331-01", "00-" * 4000),
     "ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
@@ -147,75 +78,82 @@ HOSTILE = (
 )  # fmt: skip
 
 
-@pytest.mark.slow  # starts a relay process
-def test_a_hostile_context_is_ignored_and_delivered(
+def test_each_request_is_a_child_of_the_create_span_and_is_sent_as_it_was(
     database: Database, receiver: Receiver, collector: Collector, tmp_path: Path
 ) -> None:
-    with psycopg.connect(database.dsn) as connection:
-        for parent in HOSTILE:
-            headers = json.dumps({"traceparent": parent, "tracestate": "canary,,=" * 9})
-            connection.execute("select outbox.emit('a.odd', '1', headers => %s::jsonb)", [headers])
-    with webhook_relay(database, receiver.url, tmp_path, **collector.variables) as relay:
-        until(lambda: len(collector.named("POST")) >= len(HOSTILE), seconds=30, what="every request has a span")
-        assert relay.stop() == 0
-    assert [(span.parent, span.links, span.failed) for span in collector.spans] == [("", [], False)] * len(HOSTILE)
-    assert len(receiver.requests) == len(HOSTILE)
+    url = f"{receiver.url}/canary?token=canary"
+    [uid] = emit_traced(database, collector.variables, an_event(headers={"x": "canary"}))
+    with webhook_relay(database, url, tmp_path, expects=["reload"], **collector.variables) as relay:
+        [span] = requests_of(collector, uid, 1)
+        _is_of_the_request(span, created(collector, uid), receiver, uid)
+        [request] = receiver.requests
+        [(headers,)] = query(database, "select headers from outbox.event")
+        assert request.header("traceparent") == headers["traceparent"]
+        assert headers["traceparent"].startswith(created(collector, uid).traceparent)
+        assert request.header("tracestate") is None
 
-
-@pytest.mark.slow
-def test_a_sink_that_a_reload_makes_again_is_traced(
-    database: Database, receiver: Receiver, collector: Collector, tmp_path: Path
-) -> None:
-    with webhook_relay(database, receiver.url, tmp_path, expects=["reload"], **collector.variables) as relay:
-        relay.config.write_text(relay.config.read_text().replace(receiver.url, f"{receiver.url}/other"))
-        relay.send(signal.SIGHUP)
-        until(lambda: "configuration reloaded" in relay.log.read_text(), seconds=20, what="the reload is applied")
-        [uid] = emit_traced(database, collector.variables, an_event())
-        requests_of(collector, uid, 1)
-        assert relay.stop() == 0
-    assert [request.target for request in receiver.requests] == ["/hooks/other"]
-
-
-@pytest.mark.slow
-def test_requests_of_a_replay_are_traced(
-    database: Database, receiver: Receiver, collector: Collector, tmp_path: Path
-) -> None:
-    [uid] = emit_traced(database, collector.variables, an_event())
-    with webhook_relay(database, receiver.url, tmp_path, **collector.variables) as relay:
-        requests_of(collector, uid, 1)
         replayed = outbox_relay("replay", "start", "--sink", "crm", "--uid", uid, "--yes", "--dsn", database.dsn)
         assert replayed.code == 0, replayed.err
         spans = requests_of(collector, uid, 2)
+        assert {(span.context[0], span.parent) for span in spans} == {created(collector, uid).context}
+
+        relay.config.write_text(relay.config.read_text().replace(url, f"{receiver.url}/other"))
+        relay.send(signal.SIGHUP)
+        until(lambda: "configuration reloaded" in relay.log.read_text(), seconds=20, what="the reload is applied")
+        receiver.answer = in_turn(say(500, body=b"canary"), say(404), say(500), say(204))
+        _fails_three_times(database, collector, relay)
+
+        with psycopg.connect(database.dsn) as connection:
+            for parent in HOSTILE:
+                odd = json.dumps({"traceparent": parent, "tracestate": "canary,,=" * 9})
+                connection.execute("select outbox.emit('a.odd', '1', headers => %s::jsonb)", [odd])
+
+        def odd_spans() -> list[Span]:
+            return [span for span in collector.named("POST") if span.attributes["outbox.event.type"] == "a.odd"]
+
+        until(lambda: len(odd_spans()) >= len(HOSTILE), seconds=30, what="every odd request has a span")
+        assert [(span.parent, span.links, span.failed) for span in odd_spans()] == [("", [], False)] * len(HOSTILE)
+
+        receiver.stop()
+        [uid] = emit_traced(database, collector.variables, an_event())
+        span = requests_of(collector, uid, 1)[0]
+        assert (span.failed, span.attributes["error.type"]) == (True, "connection_refused")
+        assert "http.response.status_code" not in span.attributes
         assert relay.stop() == 0
-    assert {(span.context[0], span.parent) for span in spans} == {created(collector, uid).context}
-    assert [request.header("outbox-replay") is None for request in receiver.requests] == [True, False]
+    assert set(collector.paths) == {"/v1/traces"}
 
 
-@pytest.mark.slow
-def test_the_variables_have_their_usual_meaning(
-    database: Database, receiver: Receiver, collector: Collector, tmp_path: Path
-) -> None:
-    variables = {
-        **collector.variables,
-        "OTEL_TRACES_EXPORTER": "otlp",
-        "OTEL_SERVICE_NAME": "billing-relay",
-        "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=test,service.version=7",
-        "OTEL_EXPORTER_OTLP_HEADERS": "api-key=hunter2",
-        "OTEL_EXPORTER_OTLP_COMPRESSION": "none",
-        "OTEL_TRACES_SAMPLER": "parentbased_always_off",
+def _is_of_the_request(span: Span, create: Span, receiver: Receiver, uid: str) -> None:
+    assert (span.kind, span.context[0], span.parent) == ("CLIENT", create.context[0], create.context[1])
+    assert (span.links, span.failed) == ([create.context], False)
+    assert span.attributes == {
+        "http.request.method": "POST",
+        "url.full": f"http://127.0.0.1:{receiver.port}/REDACTED",
+        "server.address": "127.0.0.1",
+        "server.port": receiver.port,
+        "http.response.status_code": 200,
+        "outbox.sink": "crm",
+        "outbox.event.uid": uid,
+        "outbox.event.type": "a.created",
     }
+    assert span.resource["service.name"] == "outbox-relay"
+    assert span.resource["service.version"] == __version__
+    assert str(span.resource["service.instance.id"])
+    assert (span.scope, span.schema) == ("outbox_relay", "https://opentelemetry.io/schemas/1.44.0")
+
+
+def _fails_three_times(database: Database, collector: Collector, relay: RelayService) -> None:
     [uid] = emit_traced(database, collector.variables, an_event())
-    with psycopg.connect(database.dsn) as connection:
-        connection.execute("select outbox.emit('a.untraced', '1')")
-    with webhook_relay(database, receiver.url, tmp_path, **variables) as relay:
-        [span] = requests_of(collector, uid, 1)
-        until(lambda: len(receiver.requests) == 2, seconds=30, what="both events arrive")
-        assert relay.stop() == 0
-        assert "hunter2" not in relay.log.read_text()
-    assert len(collector.named("POST")) == 1
-    assert span.resource["service.name"] == "billing-relay"
-    assert (span.resource["service.version"], span.resource["deployment.environment.name"]) == ("7", "test")
-    assert collector.headers[-1]["api-key"] == "hunter2"
+    spans = requests_of(collector, uid, 3)
+    create = created(collector, uid)
+    until(lambda: "dead letter" in relay.log.read_text(), seconds=30, what="the dead letter is logged")
+    [line] = [line for line in relay.lines() if line["event"] == "event.dead"]
+    assert [span.attributes.get("http.request.resend_count") for span in spans] == [None, 1, 2]
+    assert [span.attributes["http.response.status_code"] for span in spans] == [500, 404, 500]
+    assert [span.attributes["error.type"] for span in spans] == ["500", "404", "500"]
+    assert all(span.failed for span in spans)
+    assert {(span.context[0], span.parent) for span in spans} == {create.context}
+    assert (line["uid"], line["trace_id"]) == (uid, create.context[0])
 
 
 def by_topic(collector: Collector, topic: str, count: int) -> list[Span]:
@@ -230,17 +168,29 @@ def by_topic(collector: Collector, topic: str, count: int) -> list[Span]:
 
 
 @pytest.mark.slow
-def test_a_batch_has_one_span_with_at_most_128_links(
+def test_a_batch_has_one_span_with_at_most_128_links_and_the_variables_their_usual_meaning(
     database: Database, kafka: KafkaBroker, topic: str, collector: Collector, tmp_path: Path
 ) -> None:
     kafka.create_topic(topic, 1)
     uids = emit_traced(database, collector.variables, *[an_event() for _ in range(300)], many=True)
     config = KAFKA.format(dsn=database.dsn, lease=15, topic=topic, bootstrap=kafka.bootstrap)
-    with RelayService(tmp_path, config, **collector.variables) as relay:
+    variables = {
+        **collector.variables,
+        "OTEL_TRACES_EXPORTER": "otlp",
+        "OTEL_SERVICE_NAME": "billing-relay",
+        "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=test,service.version=7",
+        "OTEL_EXPORTER_OTLP_HEADERS": "api-key=hunter2",
+        "OTEL_EXPORTER_OTLP_COMPRESSION": "none",
+    }
+    with RelayService(tmp_path, config, **variables) as relay:
         spans = by_topic(collector, topic, 300)
         [single] = emit_traced(database, collector.variables, an_event())
         last = by_topic(collector, topic, 301)[-1]
         assert relay.stop() == 0
+    assert last.resource["service.name"] == "billing-relay"
+    assert (last.resource["service.version"], last.resource["deployment.environment.name"]) == ("7", "test")
+    assert collector.headers[-1]["api-key"] == "hunter2"
+    assert "hunter2" not in relay.log.read_text()
     contexts = {span.context for span in collector.named("create a.created")}
     assert len(contexts) == 301
     assert max(len(span.links) for span in spans) == 128
@@ -271,21 +221,3 @@ def created_alone(collector: Collector, uid: str) -> Span:
     """Return the create span of an event that was also sent alone."""
     [span] = [s for s in collector.named("create a.created") if s.attributes["messaging.message.id"] == uid]
     return span
-
-
-@pytest.mark.slow
-def test_an_undelivered_batch_says_how_many_failed(
-    database: Database, kafka: KafkaBroker, topic: str, collector: Collector, tmp_path: Path
-) -> None:
-    kafka.create_topic(f"{topic}.good", 1)
-    with psycopg.connect(database.dsn) as connection:
-        connection.execute("select outbox.emit(t, '1') from unnest(array['good', '__canary', 'good']) t")
-    template = "{type}"
-    config = KAFKA.format(dsn=database.dsn, lease=15, topic=f"{topic}.{template}", bootstrap=kafka.bootstrap)
-    config = config.replace("[sinks.events.producer]", f'topics = ["{topic}.good"]\n[sinks.events.producer]')
-    with RelayService(tmp_path, config, **collector.variables) as relay:
-        spans = by_topic(collector, f"{topic}.{template}", 3)
-        assert relay.stop() == 0
-    [failed] = [span for span in spans if span.failed]
-    assert failed.attributes["messaging.destination.template"] == f"{topic}.{template}"
-    assert (failed.attributes["outbox.events.undelivered"], failed.attributes["error.type"]) == (1, "refused")

@@ -10,7 +10,7 @@ from html import unescape
 import pytest
 
 from outbox_relay.postgres.migrations import migrate
-from outbox_relay.service.metrics.stored_figures import Entry, Value, dump
+from outbox_relay.service.figures import Entry, Value, dump
 from outbox_relay.ui.findings import CachedFindings
 from tests.support import books as owned
 from tests.support.ledger import Ledger
@@ -39,7 +39,7 @@ def figures(books: Ledger, backlog: int, oldest: float, age: float = 1.0) -> Non
         Value("outbox_backlog_events", ("s",), backlog),
         Value("outbox_oldest_undelivered_seconds", ("s",), oldest),
     )
-    entries = [Entry("backlog", "s", time.time() - age, 3600.0, False, values)]
+    entries = [Entry("backlog", "s", time.time() - age, False, values)]
     books.do("update outbox.figures set at = now(), figures = %s::jsonb", json.dumps(dump(entries)))
 
 
@@ -92,14 +92,14 @@ def test_an_error_is_over_once_nothing_is_left_to_deliver(books: Ledger) -> None
 def test_a_relay_that_has_missed_heartbeats_is_marked(books: Ledger) -> None:
     with browsing(books.database) as page:
         assert "not seen" not in visible(page.get("/relays"))
-        books.do("update outbox.shard set lease_until = now() + interval '5 seconds'")
+        books.do("update outbox.session set lease_until = now() + interval '5 seconds'")
         books.do("update outbox.relay set seen_at = now() - interval '11 seconds'")
         for path in ("/", "/relays"):
             html = visible(page.get(path))
             assert re.search(r"1\d\.\d s ago not seen it hangs, has ended, or cannot reach the database", html), path
-        books.do("update outbox.shard set lease_until = now() + interval '40 seconds'")
+        books.do("update outbox.session set lease_until = now() + interval '40 seconds'")
         assert "not seen" not in visible(page.get("/relays")), "with such a lease, a heartbeat comes every 20 s"
-        books.do("update outbox.shard set owner = null, lease_until = now() - interval '1 second'")
+        books.do("delete from outbox.session; update outbox.shard set owner = null")
         assert "not seen" not in visible(page.get("/relays")), "its lease is not known"
         books.do("update outbox.relay set seen_at = now() - interval '26 seconds'")
         [relay] = (page.json("/relays"))["relays"]

@@ -37,7 +37,7 @@ def test_a_sink_has_a_map_of_its_shards_and_the_settings_in_force(books: Ledger)
     books.catch_up("s")
     books.do("update outbox.relay set config = %s::jsonb", '{"sinks.s.max_rate": 7, "sinks.t.max_rate": 8}')
     books.do("update outbox.sink set in_flight_limit = 3")
-    books.do("update outbox.shard set owner = null, lease_until = now() where shard = 5")
+    books.do("update outbox.shard set owner = null, released_at = now() where shard = 5")
     books.do("update outbox.shard set crashes = 2 where shard = 6")
     with browsing(books.database) as page:
         html = page.get("/sinks/s")

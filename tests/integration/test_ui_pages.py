@@ -54,7 +54,7 @@ def test_the_overview_says_whether_each_sink_flows_and_why_not(books: Ledger) ->
         assert "flowing" in visible(page.get("/"))
         books.do("update outbox.sink set circuit = 'open', last_error = 'connection refused', last_error_at = now()")
         assert "destination down connection refused" in visible(page.get("/"))
-        books.do("update outbox.shard set owner = null, lease_until = now() where shard < 3")
+        books.do("update outbox.shard set owner = null, released_at = now() where shard < 3")
         assert "not served no relay owns 3 of its 64 shards" in visible(page.get("/"))
         books.do("update outbox.sink set paused = true, paused_reason = 'maintenance'")
         assert "paused maintenance" in visible(page.get("/"))

@@ -22,7 +22,7 @@ from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import running, spec
 from tests.support.sink_actions import call, register, seek
 
-LAPSE = "update outbox.shard set lease_until = now() - interval '1 second'"
+LAPSE = "update outbox.session set lease_until = now() - interval '1 second'"
 VISIBLE = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=8)
 FEW = st.text(st.sampled_from("ab*%_\\"), min_size=1, max_size=6)
 

@@ -5,15 +5,15 @@
  * of a request and every moment for the faults. The parts of the model and of the product:
  *
  *   model                       product
- *   shard_owner, shard_epoch    outbox.shard. `lapsed`: lease_until has passed by the database's clock.
+ *   shard_owner, shard_epoch    outbox.shard. `lapsed`: the owner's session has ended by the database's clock.
  *   shard_locks                 the FOR SHARE locks of outbox.settle that is not committed: claim_shards.sql passes such
- *                               a shard by (SKIP LOCKED), renewal, release and reclaim wait for them.
+ *                               a shard by (SKIP LOCKED), release and reclaim wait for them.
  *   ledger_epoch, ledger_at     outbox.progress, of which positions.sql takes the newest by (epoch, seq). A position is
  *                               the number of the last event done: how it is found is the window's business, proved by
  *                               tests/property/test_window.py.
  *   row_*                       outbox.delivery: a row for each event, its lease (a uuid there, a number here).
- *   CLAIM                       Ownership._claim, claim_shards.sql
- *   RENEW                       Ownership._renew, renew_shards.sql
+ *   CLAIM                       Keeper._claim, claim_shards.sql
+ *   RENEW                       Keeper._renew, renew_sessions.sql
  *   LOAD                        Reading._take_over: blocked keys first, then positions, two statements
  *   DELIVER                     Desk.set_aside, Desk.deliver, Desk.apply; `clock` is Holding.until, the relay's own clock
  *   SLOW                        RequestDelivering._park_under_way: a request that goes on becomes a leased row
@@ -254,7 +254,7 @@ end:
         epoch = shard_epoch; phase = CLAIMED }
 
     /* RENEW: what does not come back is lost. */
-    :: atomic { phase != NONE && phase != LOST && shard_locks == 0 && !clock[me] ->
+    :: atomic { phase != NONE && phase != LOST && !clock[me] ->
         if
         :: shard_owner == me && shard_epoch == epoch -> lapsed = false; clock[me] = true
         :: else -> phase = LOST

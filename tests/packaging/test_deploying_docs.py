@@ -9,13 +9,15 @@ import shutil
 import subprocess
 import threading
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from prometheus_client import CollectorRegistry
 from ruamel.yaml import YAML
 
 from outbox_relay import settings
-from outbox_relay.service.health import Health
+from outbox_relay.service.http import Listener
 from tests.packaging import compose
 from tests.packaging.compose import ROOT
 from tests.support.command import inside
@@ -67,7 +69,7 @@ def test_the_manifests_agree_with_the_settings(tmp_path: Path) -> None:
 
 def test_the_probes_ask_what_the_relay_answers() -> None:
     (relay,) = pod("Deployment")["containers"]
-    source = (ROOT / "outbox_relay/service/health.py").read_text()
+    source = (ROOT / "outbox_relay/service/http.py").read_text()
     for probe, path in (("livenessProbe", "/livez"), ("readinessProbe", "/readyz")):
         assert relay[probe]["httpGet"] == {"path": path, "port": "http"}
         assert f'"{path}"' in source
@@ -77,9 +79,10 @@ def test_the_probes_ask_what_the_relay_answers() -> None:
 def test_the_image_asks_whether_the_process_is_alive(status: int) -> None:
     """Not whether its database answers, which a restart would not repair."""
     command = re.sub(r"\\\n", "", DOCKERFILE).partition("HEALTHCHECK ")[2].partition("CMD ")[2].splitlines()[0]
-    listener = Health(("::", 0), lambda: None, lambda: (status == 200, {}), None, RecordedLog())
-    _, port = listener.start()
-    serving = threading.Thread(target=listener.run, daemon=True)
+    readiness = SimpleNamespace(dead=lambda: None, report=lambda: (status == 200, {}))
+    listener = Listener(("::", 0), cast("Any", readiness), CollectorRegistry(), RecordedLog())
+    port = listener.server_address[1]
+    serving = threading.Thread(target=listener.serve_forever, daemon=True)
     serving.start()
 
     def code() -> int:
@@ -87,7 +90,7 @@ def test_the_image_asks_whether_the_process_is_alive(status: int) -> None:
         return subprocess.run(json.loads(command), env=environment, timeout=60, check=False).returncode
 
     assert code() == 0
-    listener.stop()
+    listener.close()
     serving.join(10)
     assert code() == 1
 

@@ -19,7 +19,7 @@ from outbox_relay.domain.outcomes import DELIVERED
 from outbox_relay.domain.routing import like_pattern
 from outbox_relay.domain.sink_spec import ReplaySpec
 from outbox_relay.domain.window import Position, next_slice, nothing_new, position_after
-from outbox_relay.postgres.rows import MOST_PAYLOAD, NewRow, TickResult
+from outbox_relay.postgres.rows import MOST_PAYLOAD, Claimed, NewRow, TickResult
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.replay_reader import ReplayLog
 
@@ -106,9 +106,14 @@ class Reader:
         self.parked = set[int]()
         """The ids of the events that it made rows."""
 
+    def _claimed(self) -> list[Claimed]:
+        """Claim every shard that has no owner."""
+        self._store.renew_sessions(self.relay, [self.sink], LEASE_SECONDS)
+        return self._store.claim_shards(self.sink, self.relay, self.generation, 64, known=self.readings)
+
     def claim(self, shards: Collection[int]) -> dict[int, int]:
         """Claim every shard that has no owner; return the epochs of those among ``shards``."""
-        claimed = self._store.claim_shards(self.sink, self.relay, self.generation, LEASE_SECONDS, 64)
+        claimed = self._claimed()
         epochs = {c.shard: c.epoch for c in claimed if c.shard in shards}
         if epochs:
             positions = self._store.positions(self.sink, list(epochs))
@@ -212,7 +217,7 @@ class ReplayReader(Reader):
 
     def claim(self, shards: Collection[int]) -> dict[int, int]:
         """Claim every shard that has no owner; those that are not among ``shards`` have no events."""
-        claimed = self._store.claim_shards(self.sink, self.relay, self.generation, LEASE_SECONDS, 64)
+        claimed = self._claimed()
         epochs = {c.shard: c.epoch for c in claimed}
         if epochs:
             positions = self._log.positions(list(epochs), server=None)

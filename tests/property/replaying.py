@@ -22,7 +22,7 @@ delete from outbox.delivery d
  where d.ctid = (select o.ctid from outbox.delivery o
                   where o.sink = %s and o.state <> 'dead' order by random() limit 1)
 returning d.id, d.id <= (select p.last_id from outbox_internal.replay_places(%s) p where p.shard = d.shard) as passed"""
-LAPSE = "update outbox.shard set lease_until = now() - interval '1 second', owner = null where owner = %s returning 1"
+LAPSE = "update outbox.shard set owner = null where owner = %s returning 1"
 ACTIONS = ("pause", "resume", "resume", "cancel")
 
 

@@ -60,7 +60,7 @@ EMIT = """
 select e.id, e.uid, e.type from outbox.event e
  where e.uid = outbox.emit_raw(%s, '1', key => %s)"""
 NEWEST = "select coalesce(pg_sequence_last_value('outbox.event_id_seq'), 0)"
-LAPSE = "update outbox.shard set lease_until = now() - interval '1 second' where owner = %s returning 1"
+LAPSE = "update outbox.session set lease_until = now() - interval '1 second' where owner = %s returning 1"
 TAKE_ROW = """
 delete from outbox.delivery d
  where (d.sink, d.id) in (select o.sink, o.id from outbox.delivery o

@@ -68,7 +68,6 @@ class Shard:
 
     owner: UUID | None = None
     epoch: int = 0
-    lease_until: float = 0.0
     crashes: int = 0
 
 
@@ -98,6 +97,8 @@ class Contents:
     commits: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     """The uids of each key in the order of commits."""
     shards: list[Shard] = field(default_factory=lambda: [Shard() for _ in range(SHARDS)])
+    sessions: dict[UUID, float] = field(default_factory=dict[UUID, float])
+    """The end of the lease of each relay."""
     ledger: dict[int, list[tuple[int, Position]]] = field(default_factory=dict[int, list[tuple[int, Position]]])
     rows: dict[int, Row] = field(default_factory=dict[int, Row])
     relays: dict[UUID, tuple[float, bool]] = field(default_factory=dict[UUID, tuple[float, bool]])
@@ -287,11 +288,11 @@ class MemoryDatabase:
 
     # -- the sink and its relays --------------------------------------------------------------------------------
 
-    def sinks(self, *_: object) -> list[SinkRow]:
+    def sinks(self, *_: object, relay: UUID | None) -> list[SinkRow]:
         """Return the state of the sink."""
         contents = self.contents
-        unowned = sum(shard.lease_until <= self.time for shard in contents.shards)
-        state = SinkRow("a", contents.generation, contents.paused, "closed", None, unowned, contents.patterns)
+        owned = sum(shard.owner not in (None, relay) and self.lives(shard.owner) for shard in contents.shards)
+        state = SinkRow("a", contents.generation, contents.paused, "closed", None, owned, contents.patterns)
         return [state._replace(claim=self.claim, start="beginning", **self.limits._asdict())]
 
     def register(self, patterns: tuple[str, ...]) -> int:
@@ -326,41 +327,54 @@ class MemoryDatabase:
 
     # -- shards -------------------------------------------------------------------------------------------------
 
+    def lives(self, owner: UUID | None) -> bool:
+        """Return True if the lease of a relay has not ended."""
+        return owner is not None and self.contents.sessions.get(owner, 0.0) > self.time
+
     def claim_shards(
-        self, _: str, owner: UUID, generation: int, lease: float, most: int, unowned_for: float, *, routes: Any
+        self,
+        _: str,
+        owner: UUID,
+        generation: int,
+        most: int,
+        *,
+        known: Collection[int],
+        routes: Any,
     ) -> list[Claimed]:
         """Claim free shards."""
         contents = self.contents
         if contents.paused or generation != contents.generation or tuple(routes.patterns) != contents.patterns:
             return []
         claimed: list[Claimed] = []
+        known = set(known)
         for number, shard in enumerate(contents.shards):
-            if len(claimed) >= most or shard.lease_until > self.time - unowned_for:
+            is_mine = shard.owner == owner and number not in known
+            if not self.lives(owner) or not (is_mine or (shard.owner != owner and not self.lives(shard.owner))):
                 continue
-            shard.crashes += shard.owner is not None
-            shard.owner, shard.epoch, shard.lease_until = owner, shard.epoch + 1, self.time + lease
-            claimed.append(Claimed(number, shard.epoch, shard.crashes))
+            if len(claimed) < most or is_mine:
+                shard.crashes += shard.owner not in (None, owner)
+                shard.owner, shard.epoch = owner, shard.epoch + 1
+                claimed.append(Claimed(number, shard.epoch, shard.crashes))
         return claimed
 
-    def reclaim_shards(self, _: str, owner: UUID, lease: float) -> list[Claimed]:
+    def reclaim_shards(self, _: str, owner: UUID) -> list[Claimed]:
         """Raise the epochs of the shards of a relay."""
         claimed: list[Claimed] = []
         for number, shard in enumerate(self.contents.shards):
             if shard.owner == owner:
-                shard.epoch, shard.lease_until = shard.epoch + 1, self.time + lease
+                shard.epoch += 1
                 claimed.append(Claimed(number, shard.epoch, shard.crashes))
         return claimed
 
-    def renew_shards(
-        self, owner: UUID, held: Sequence[tuple[str, int, int]], lease: float, _deadline: float
-    ) -> dict[tuple[str, int, int], float]:
-        """Renew leases."""
-        kept: dict[tuple[str, int, int], float] = {}
-        for sink, number, epoch in held:
-            if self._is_owner(number, owner, epoch):
-                self.contents.shards[number].lease_until = self.time + lease
-                kept[sink, number, epoch] = lease
-        return kept
+    def renew_sessions(
+        self, owner: UUID, sinks: Collection[str], lease: float, _deadline: float | None = None
+    ) -> dict[str, dict[int, int]]:
+        """Renew or begin the lease of a relay."""
+        is_new = owner not in self.contents.sessions
+        if sinks:
+            self.contents.sessions[owner] = self.time + lease
+        owned = {number: shard.epoch for number, shard in enumerate(self.contents.shards) if shard.owner == owner}
+        return {sink: {} if is_new else owned for sink in sinks}
 
     def _is_owner(self, number: int, owner: UUID, epoch: int | None) -> bool:
         shard = self.contents.shards[number]
@@ -370,17 +384,14 @@ class MemoryDatabase:
         """Release shards."""
         for number, epoch in held.items():
             if self._is_owner(number, owner, epoch):
-                self._free(self.contents.shards[number])
+                self.contents.shards[number].owner = None
 
-    def release_unknown_shards(self, _: str, owner: UUID, known: Collection[int]) -> int:
-        """Release shards of an owner that it does not know of."""
-        unknown = [s for n, s in enumerate(self.contents.shards) if s.owner == owner and n not in set(known)]
-        for shard in unknown:
-            self._free(shard)
-        return len(unknown)
-
-    def _free(self, shard: Shard) -> None:
-        shard.owner, shard.lease_until, shard.crashes = None, self.time, shard.crashes
+    def end_session(self, _: str, owner: UUID) -> None:
+        """Release the shards of a relay, and end its lease."""
+        self.contents.sessions.pop(owner, None)
+        for shard in self.contents.shards:
+            if shard.owner == owner:
+                shard.owner = None
 
     def reset_crashes(self, _: str, owner: UUID, held: Mapping[int, int]) -> None:
         """Reset the crash count."""

@@ -114,7 +114,7 @@ def _epochs_stay() -> None:
     """Leave out: a session that ended is fenced off by new epochs."""
 
     def reclaim(self: Keeper, leases: SinkLeases) -> None:
-        leases.replace({})
+        leases.replace({}, 0.0)
 
     Keeper.reclaim = reclaim  # type: ignore[method-assign]
 

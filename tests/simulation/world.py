@@ -755,7 +755,7 @@ class World:
             return  # it does not know of the other server yet
         now, contents = self.database.time, self.database.contents
         shard, row, work = contents.shards[event.shard], contents.rows.get(event.id), _work(call)
-        if shard.owner == relay.id and shard.lease_until > now and (call.slow or not isinstance(work, RowWork)):
+        if shard.owner == relay.id and self.database.lives(relay.id) and (call.slow or not isinstance(work, RowWork)):
             return
         rows = work.rows if isinstance(work, RowWork) else ()
         leases = {each.lease for each in rows if each.event.id == event.id}

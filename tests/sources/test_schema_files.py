@@ -12,7 +12,7 @@ import pytest
 import outbox_relay
 from outbox_relay.postgres.schema_versions import SCHEMA_FOLDER
 
-MOST = {"lines": 9261, "functions": 217, "tables": 28, "triggers": 6}
+MOST = {"lines": 9261, "functions": 217, "tables": 29, "triggers": 6}
 """The greatest numbers of the whole schema. A change that needs more says why."""
 PACKAGE = Path(outbox_relay.__file__).parent
 FILES = sorted(SCHEMA_FOLDER.rglob("*.sql"))

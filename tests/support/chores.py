@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import structlog
 
 from outbox_relay.postgres.store import Store
-from outbox_relay.relay.housekeeping import Chore, Chores, housekeeping
+from outbox_relay.relay.chores import Chore, Chores, housekeeping
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import fcntl
+import itertools
 import json
 import os
 import signal
@@ -158,3 +159,12 @@ def no_argument() -> None:
 def generator(_delivery: outbox_relay.Delivery) -> Generator[None]:
     """Yield, which a handler must not."""
     yield
+
+
+def hang_at_first(_delivery: outbox_relay.Delivery) -> None:
+    """Hang for an hour in the first call, and return at once from every other one."""
+    if next(_calls) == 0:
+        time.sleep(3600)
+
+
+_calls = itertools.count()

@@ -51,11 +51,22 @@ class Ledger:
         """Register this relay under ``name``, alive and serving ``sinks``."""
         self.store.heartbeat(self.relay, name, version, sinks, 5.0)
 
+    def _known(self, sink: str) -> list[int]:
+        """Return the shards that this relay owns now."""
+        text = "select shard from outbox.owned where sink = %s and owner = %s"
+        return [shard for (shard,) in self.query(text, sink, self.relay)]
+
     def own(self, sink: str, most: int = SHARDS, lease_seconds: float = 60.0) -> list[int]:
         """Claim up to `most` shards; returns those that are claimed now."""
-        claimed = self.store.claim_shards(sink, self.relay, self._generation(sink), lease_seconds, most)
+        known = self._known(sink)
+        self.store.renew_sessions(self.relay, [sink], lease_seconds)
+        claimed = self.store.claim_shards(sink, self.relay, self._generation(sink), most, known=known)
         self.epochs.setdefault(sink, {}).update({c.shard: c.epoch for c in claimed})
         return [c.shard for c in claimed]
+
+    def lapse(self) -> None:
+        """Let the leases of this relay end now."""
+        self.do("update outbox.session set lease_until = clock_timestamp() where owner = %s", self.relay)
 
     def place(self, sink: str, position: Position, shards: Iterable[int] = ALL) -> None:
         """Set the shards of ``sink`` to ``position``."""

@@ -10,9 +10,21 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from outbox_relay.relay.measures import RelayMeasures
+from outbox_relay.service.figures import FIGURES
+from outbox_relay.service.metrics import SinkStates, register
 from tests.support.prometheus import promtool
 
 OPENMETRICS = "application/openmetrics-text"
+
+
+def defined() -> dict[str, str]:
+    """Return the types of all metrics of a relay by name, in no order."""
+    registry = RelayMeasures().registry
+    register(registry, [SinkStates({})], lambda: True)
+    suffixes = {"counter": "_total", "info": "_info"}
+    found = {family.name + suffixes.get(family.type, ""): family.type for family in registry.collect()}
+    return {**found, **dict.fromkeys([*FIGURES, "outbox_figures_age_seconds", "outbox_figures_failed"], "gauge")}
 
 
 def scrape(port: int, accept: str = "") -> tuple[str, str]:

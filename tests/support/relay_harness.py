@@ -27,14 +27,14 @@ from outbox_relay.postgres.database import CALL_SECONDS, TUPLES
 from outbox_relay.postgres.listener import CommitListener
 from outbox_relay.postgres.looks import tick_of
 from outbox_relay.postgres.store import Store
+from outbox_relay.relay.chores import ScheduledEvents
 from outbox_relay.relay.keeper import Keeper
 from outbox_relay.relay.loop import SURVIVED, SinkLoop
 from outbox_relay.relay.outcomes import Parts
-from outbox_relay.relay.scheduled_events import ScheduledEvents
 from outbox_relay.relay.sink_leases import SinkLeases
 from outbox_relay.relay.ticks import Ticks
 from outbox_relay.service.replays import Replays
-from outbox_relay.service.served_sinks import ServedSink
+from outbox_relay.service.sinks import ServedSink
 from outbox_relay.service.supervisor import Supervisor
 from outbox_relay.sinks.calls import Sink
 from outbox_relay.sinks.posting import EventLoopThread, PostingSink

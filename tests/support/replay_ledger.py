@@ -16,7 +16,10 @@ class ReplayLedger(Ledger):
     def claim(self, replay: int = 1, target: str = "s") -> dict[int, int]:
         """Claim every shard of a replay; return their epochs."""
         generation = self._generation(target)
-        found = self.store.claim_shards(f"~{replay}", self.relay, generation, 60.0, SHARDS)
+        name = f"~{replay}"
+        known = self._known(name)
+        self.store.renew_sessions(self.relay, [name], 60.0)
+        found = self.store.claim_shards(name, self.relay, generation, SHARDS, known=known)
         return {claimed.shard: claimed.epoch for claimed in found}
 
     def settle(

@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import Literal, Self
 
 from outbox_relay.workbench.embedded.postgres import Setting
-from outbox_relay.workbench.embedded.standby import NAME, StandbyServer, primary_conninfo
 from tests.support.postgres import PostgresServer
+from tests.support.standby import NAME, StandbyServer, primary_conninfo
 from tests.support.volume import Volume
 from tests.support.wait import until
 

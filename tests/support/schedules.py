@@ -11,12 +11,11 @@ from uuid import UUID, uuid4
 
 import structlog
 
-from outbox_relay.domain.measures import ScheduleMeasures
 from outbox_relay.postgres.database import statements
 from outbox_relay.postgres.store import Store
-from outbox_relay.relay.housekeeping import schedule_chores
-from outbox_relay.relay.schedule_definitions import ScheduleDefinitions
-from outbox_relay.relay.schedules import Schedules
+from outbox_relay.relay.chores import schedule_chores
+from outbox_relay.relay.measures import RelayMeasures
+from outbox_relay.relay.schedules import ScheduleDefinitions, Schedules
 from tests.support.chores import doing
 from tests.support.database import Database, query
 from tests.support.wait import becomes
@@ -77,14 +76,18 @@ class Part(NamedTuple):
     relay: UUID
     definitions: ScheduleDefinitions
     schedules: Schedules
-    measures: ScheduleMeasures
+    measures: RelayMeasures
+
+    def fired(self, outcome: str) -> float | None:
+        """Return the number of times with an outcome."""
+        return self.measures.registry.get_sample_value("outbox_schedules_fired_total", {"outcome": outcome})
 
 
 def part(store: Store, *wanted: dict[str, Any]) -> Part:
     """Return the part of a relay whose file has these schedules."""
-    log, relay, measures = structlog.stdlib.get_logger(), uuid4(), ScheduleMeasures()
+    log, relay, measures = structlog.stdlib.get_logger(), uuid4(), RelayMeasures()
     definitions = ScheduleDefinitions(store, relay, wanted, log)
-    return Part(relay, definitions, Schedules(store, definitions, "web-1", log, measures), measures)
+    return Part(relay, definitions, Schedules(store, definitions, "web-1", log, measures.fired), measures)
 
 
 @contextmanager

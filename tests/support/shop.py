@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 import psycopg
 
 from outbox_relay import outbox
-from outbox_relay.workbench.shop.checker import CheckResult as Report
-from outbox_relay.workbench.shop.checker import DeliveryChecker
+from outbox_relay.workbench.shop.arrivals import CheckResult as Report
+from outbox_relay.workbench.shop.arrivals import DeliveryChecker
 
 TABLE = """create table if not exists shop_count (key text primary key, n bigint not null default 0);
 insert into shop_count (key) select 'key-' || g from generate_series(0, %s - 1) g on conflict do nothing"""

@@ -35,7 +35,7 @@ def remove(database: Database, sink: str | None, *, forget: bool = False, most: 
 
 def lapse(database: Database) -> None:
     """Let every lease of a shard end, as if all relays had crashed a while ago: they may still write."""
-    call(database, "update outbox.shard set lease_until = clock_timestamp() - interval '1 second'")
+    call(database, "update outbox.session set lease_until = clock_timestamp() - interval '1 second'")
     call(database, "update outbox.relay set seen_at = seen_at - interval '1 minute'")
 
 

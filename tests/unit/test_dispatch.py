@@ -9,9 +9,9 @@ from uuid import uuid4
 import pytest
 
 from outbox_relay.domain.circuit import Circuit, CircuitPolicy
-from outbox_relay.domain.measures import SinkMeasures
 from outbox_relay.postgres.rows import ClaimedRow
 from outbox_relay.relay.dispatch import START_SECONDS, Dispatcher
+from outbox_relay.relay.measures import SinkMeasures
 from outbox_relay.relay.outcomes import LEASE_MARGIN_SECONDS, Outcomes
 from outbox_relay.sinks.calls import Call
 from outbox_relay.sinks.contract.handing import an_event

@@ -83,16 +83,6 @@ def test_reads_ask_for_nothing_if_nothing_is_dead_or_discarded(hold: bool) -> No
     assert "a" in screen.blocked
 
 
-def test_dead_rows_are_not_asked_for_if_they_block_no_key() -> None:
-    rows = Rows()
-    rows.dead["a"] = 1
-    screen = Screen(rows)
-    screen.take_over(1)
-    assert screen.read(event(1, "a")) == [1]
-    assert rows.asked == []
-    assert "a" not in screen.blocked
-
-
 # -- dead rows --------------------------------------------------------------------------------------------------------
 
 
@@ -130,28 +120,6 @@ def test_a_key_that_was_free_is_asked_for_again_at_intervals_and_after_a_takeove
     assert rows.asked == [["a", "b"], set(), ["b"]]
 
 
-def test_the_keys_that_are_known_to_be_free_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(earlier_outcomes, "MOST_FREE", 2)
-    rows = Rows()
-    rows.dead["dead"] = 1
-    screen = Screen(rows, hold=True)
-    screen.take_over(1)
-    for number, key in enumerate("abca", 1):
-        screen.read(event(number, key))
-    assert rows.asked == [set(), ["a"], ["b"], ["c"], ["a"]]
-
-
-def test_a_key_that_is_found_is_free_only_by_a_later_answer() -> None:
-    rows = Rows()
-    rows.dead["a"] = 1
-    screen = Screen(rows, hold=True)
-    screen.take_over(1)
-    asked_at, _ = screen.blocked.settled(10)
-    screen.read(event(1, "a"))
-    screen.blocked.free(asked_at, ["a"], set())
-    assert "a" in screen.blocked
-
-
 @pytest.mark.fence("the new owner of a shard delivers an event while a dead row holds its key")
 def test_a_retried_row_blocks_its_key_although_no_dead_row_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(earlier_outcomes, "LOOK_SECONDS", 0.0)
@@ -165,17 +133,6 @@ def test_a_retried_row_blocks_its_key_although_no_dead_row_is_left(monkeypatch: 
     assert rows.asked == [set(), {1}], "the keys of live rows were loaded"
     screen.read(event(3, "c"))
     assert rows.asked == [set(), {1}], "nothing is asked any more"
-
-
-def test_a_later_takeover_does_not_end_the_questions_of_an_earlier_one() -> None:
-    rows = Rows()
-    rows.dead["a"] = 1
-    screen = Screen(rows, hold=True)
-    screen.take_over(1)
-    rows.live, rows.dead = rows.dead, {}
-    screen.take_over(2)
-    screen.read(event(1, "a"))
-    assert "a" in screen.blocked
 
 
 # -- discarded events -------------------------------------------------------------------------------------------------
@@ -201,13 +158,3 @@ def test_an_event_that_only_has_the_id_of_a_mark_is_delivered() -> None:
     screen = Screen(rows)
     screen.take_over(1)
     assert screen.read(event(2)) == [2]
-
-
-def test_marks_that_are_found_later_count_too() -> None:
-    rows = Rows()
-    screen = Screen(rows)
-    screen.take_over(1)
-    rows.marks = {2: UUID(int=2)}
-    assert screen.read(event(2)) == [2], "the mark is younger than the takeover"
-    screen.take_over(2)
-    assert screen.read(event(2)) == []

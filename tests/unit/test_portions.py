@@ -82,7 +82,7 @@ def test_outcomes_of_other_rows_do_not_wait_for_a_settlement_that_fails() -> Non
     """A row that is still to be written is deleted after that, and no position passes it before."""
     now, database, in_flight = [0.0], Database(), InFlight()
     leases = SinkLeases("s", 1)
-    leases.grant({1: Lease(1, 100.0, 0)})
+    leases.grant({1: Lease(1)})
     leases.adopt()
     settler = Settler(
         *(cast("Any", database), leases, UUID(int=1), in_flight, a_recorder(), "1", lambda: now[0], _ignore),

@@ -10,8 +10,8 @@ from typing import cast
 import pytest
 from confluent_kafka import Message, TopicPartition
 
-from outbox_relay.workbench.embedded import positions
-from outbox_relay.workbench.embedded.positions import Positions
+from outbox_relay.workbench.embedded import broker as positions
+from outbox_relay.workbench.embedded.broker import Positions
 
 
 class Sought:

@@ -10,8 +10,8 @@ from uuid import uuid4
 
 from structlog.stdlib import get_logger
 
-from outbox_relay.domain.measures import SinkMeasures
 from outbox_relay.postgres.rows import ClaimedRow
+from outbox_relay.relay.measures import SinkMeasures
 from outbox_relay.relay.rows import Rows
 from outbox_relay.sinks.contract.handing import an_event
 

@@ -14,7 +14,7 @@ from outbox_relay.relay.sink_leases import Lease, SinkLeases
 def a_share(shards: int = SHARDS, *, relays: int = 1, **limits: Any) -> RateShare:
     """Return the share of the owner of some shards."""
     leases = SinkLeases("s", 1, SinkLimits(**limits))
-    leases.grant({shard: Lease(1, 100.0, 0) for shard in range(shards)})
+    leases.grant({shard: Lease(1) for shard in range(shards)})
     leases.observe_relays(relays, renewed=True)
     return RateShare(leases, 0.0)
 
@@ -72,6 +72,6 @@ def test_a_replay_that_waits_gets_every_fourth_call() -> None:
 
 def test_events_that_a_limit_holds_up_are_handed_over_with_their_shards() -> None:
     limits = a_share(rate_per_second=10.0)
-    assert not limits.stall(10, 0.0)
-    assert limits.stall(11, 0.0)
+    assert not limits.stall(10)
+    assert limits.stall(11)
     assert limits.may_release(1.0, 0.0)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
 import re
 from collections.abc import Callable, Generator, Sequence
 from datetime import UTC, datetime
@@ -16,15 +14,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
 
 from outbox_relay.domain.event import StoredEvent
-from outbox_relay.domain.outcomes import DELIVERED, Attempt, Failed, Unavailable, Verdict
-from outbox_relay.service.tracing import start, wanted
-from outbox_relay.service.tracing.export import LibraryLog
-from outbox_relay.service.tracing.traced_sinks import MOST_LINKS, TracedRequests, of_requests, traced_sink
+from outbox_relay.domain.outcomes import DELIVERED, Failed, Unavailable, Verdict
+from outbox_relay.service.traced_sink import MOST_LINKS, TracedSink
+from outbox_relay.service.tracing import wanted
 from outbox_relay.sinks import Call, Sink
 from outbox_relay.sinks.posting import EventLoopThread, PostingSink
 from outbox_relay.sinks.webhook.redaction import url_without_secrets
-from tests.docs.pages import ROOT, blocks, commands, prose
-from tests.support.logs import RecordedLog
+from tests.docs.pages import ROOT, prose
 from tests.support.memory_sink import MemorySink
 from tests.support.wait import until
 
@@ -70,27 +66,6 @@ def test_path_query_and_credentials_of_a_url_are_not_shown(url: str, shown: str)
     assert url_without_secrets(url) == shown
 
 
-@pytest.mark.parametrize(
-    ("message", "arguments", "shown"),
-    [
-        ("Header format invalid: %s", ("api-key=canary",), "Header format invalid: …"),
-        ("code: %s, reason: %s", (401, "canary"), "code: 401, reason: …"),
-        ("%s, again in %.2fs", (ConnectionError("canary"), 1.5), "ConnectionError, again in 1.50s"),
-        ("needs a number: %d", ("canary",), "needs a number: %d"),
-        ("100 % without arguments", (), "100 % without arguments"),
-    ],
-)  # fmt: skip
-def test_lines_of_the_library_are_shown_without_their_values(
-    message: str, arguments: tuple[object, ...], shown: str
-) -> None:
-    log = RecordedLog()
-    handler = LibraryLog(log)
-    for name in ("opentelemetry.util.re", "opentelemetry.exporter.otlp"):
-        handler.emit(logging.LogRecord(name, logging.WARNING, "", 0, message, arguments, None))
-    assert log.warnings == [("traces.library_problem", {"reason": shown})]
-    assert handler.last_problem == shown
-
-
 def an_event(number: int, headers: str | None = None) -> StoredEvent:
     return StoredEvent(number, 0, f"uid-{number}", "a", "canary", b"1", "text/plain", headers, None, datetime.now(UTC))
 
@@ -110,14 +85,11 @@ Traced = Callable[..., tuple[Sink, InMemorySpanExporter]]
 def traced(thread: EventLoopThread) -> Traced:
     """Return a function that returns a traced sink for a memory sink, and what is exported."""
 
-    def made(sink: MemorySink, *, as_requests: bool = False) -> tuple[Sink, InMemorySpanExporter]:
+    def made(sink: MemorySink) -> tuple[Sink, InMemorySpanExporter]:
         exporter = InMemorySpanExporter()
         provider = TracerProvider(shutdown_on_exit=False)
         provider.add_span_processor(SimpleSpanProcessor(exporter))
-        tracer, posting = provider.get_tracer("test"), PostingSink(sink, thread)
-        if as_requests:
-            return TracedRequests(tracer, posting, *of_requests("crm", "https://[::1]/")), exporter
-        return traced_sink(tracer, "crm", posting), exporter
+        return TracedSink(provider.get_tracer("test"), "crm", PostingSink(sink, thread)), exporter
 
     return made
 
@@ -160,20 +132,12 @@ def test_a_failed_batch_has_the_class_of_its_first_failure(traced: Traced) -> No
     assert "canary" not in span.to_json()
 
 
-def test_a_traced_request_of_the_log_is_passed_on_as_one(traced: Traced) -> None:
-    """Goes red when it has an attempt, as those of rows: their leases last longer than that of a shard."""
-    made, _ = traced(MemorySink(keeps_order=False), as_requests=True)
-    made.submit(call := Call([an_event(1)], float("inf")))
-    assert until(lambda: made.completed(1.0), seconds=10, what="the call ends") == [call]
-    assert call.attempt == 0
-
-
 def test_a_request_that_is_withdrawn_ends_its_span(traced: Traced) -> None:
     async def forever(_: StoredEvent, __: int) -> Verdict:
         await asyncio.sleep(3600)
         return DELIVERED
 
-    made, exporter = traced(MemorySink(forever, keeps_order=False), as_requests=True)
+    made, exporter = traced(MemorySink(forever, keeps_order=False))
     made.submit(Call([an_event(1)], float("inf")))
     assert not made.completed(0.1)
     made.withdraw()
@@ -203,49 +167,12 @@ class Faulty(Sampler, SpanProcessor):
 def test_a_library_that_fails_stops_no_delivery(failing: str, thread: EventLoopThread) -> None:
     provider = TracerProvider(sampler=Faulty(failing), shutdown_on_exit=False)
     provider.add_span_processor(Faulty(failing))
-    made = traced_sink(provider.get_tracer("test"), "crm", PostingSink(MemorySink(), thread))
+    made = TracedSink(provider.get_tracer("test"), "crm", PostingSink(MemorySink(), thread))
     assert verdicts_of(made, [an_event(0)]) is None
 
 
-def test_a_failed_request_has_its_status_or_its_code(traced: Traced) -> None:
-    made, exporter = traced(
-        MemorySink(
-            answering(Failed("canary", 500), Unavailable("canary", attempt=Attempt("dns_error"))), keeps_order=False
-        ),
-        as_requests=True,
-    )
-    for number, expected in ((0, "500"), (1, "dns_error")):
-        span = delivered(made, [an_event(number)], exporter)
-        assert (span.attributes or {})["error.type"] == expected
-        assert (span.attributes or {})["server.address"] == "::1"
-        assert "canary" not in span.to_json()
-        exporter.clear()
-
-
-@pytest.fixture
-def own_logging() -> Generator[None]:
-    """Give the tracing library and its client their loggers back."""
-    library, client = logging.getLogger("opentelemetry"), logging.getLogger("urllib3")
-    kept = library.handlers[:], library.propagate, client.level
-    yield
-    library.handlers[:], library.propagate = kept[:2]
-    client.setLevel(kept[2])
-
-
-@pytest.mark.usefixtures("own_logging")
-def test_the_variables_of_the_page_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    [block] = [block for block in blocks(PAGE) if block.language == "sh" and "OTEL_" in block.text]
-    for line in commands(block):
-        monkeypatch.setenv(*line.split("=", 1))
-    log = RecordedLog()
-    tracing = start(os.environ, "relay-1", log)
-    assert tracing is not None
-    tracing.stop()
-    assert log.lines == [("info", "traces.recording", {})]
-
-
 def test_the_page_has_every_attribute() -> None:
-    sources = (PACKAGE / "emit_spans.py", PACKAGE / "service" / "tracing" / "traced_sinks.py")
+    sources = (PACKAGE / "emit_spans.py", PACKAGE / "service" / "traced_sink.py")
     code = "".join(path.read_text(encoding="utf-8") for path in sources).replace("{kind}", "name")
     recorded = set(re.findall(r'"((?:messaging|http|server|url|outbox|error)\.[a-z_.]+)"', code))
     rows = [line.split(" | ")[0] for line in prose(PAGE).splitlines() if line.startswith("| `")]

@@ -1,5 +1,5 @@
 -- The number of shards without an owner since some time, of each sink that is not paused, and whether a live relay serves
--- it. Of a shard that was released, `lease_until` is the time of the release.
+-- it.
 select s.sink, count(*)::integer as shards,
        exists (
            select from outbox.relay r
@@ -8,6 +8,7 @@ select s.sink, count(*)::integer as shards,
        ) as served
   from outbox.shard s
   join outbox.sink k on k.name = s.sink and not k.paused
- where s.lease_until <= clock_timestamp() - %(seconds)s::double precision * interval '1 second'
+  left join outbox.session n on n.sink = s.sink and n.owner = s.owner
+ where coalesce(n.lease_until, s.released_at) <= clock_timestamp() - %(seconds)s::double precision * interval '1 second'
  group by s.sink
  order by s.sink

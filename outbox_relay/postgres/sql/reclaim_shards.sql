@@ -3,8 +3,7 @@
 -- reads again, and then reads nothing: the generation in force is right for its shards too.
 update outbox.shard s
    set epoch = s.epoch + 1,
-       generation = coalesce((select k.generation from outbox.sink k where k.name = s.sink), s.generation),
-       lease_until = clock_timestamp() + %(lease)s::double precision * interval '1 second'
+       generation = coalesce((select k.generation from outbox.sink k where k.name = s.sink), s.generation)
   from (
     select c.shard from outbox.shard c where c.sink = %(sink)s and c.owner = %(owner)s::uuid order by c.shard for update
   ) mine

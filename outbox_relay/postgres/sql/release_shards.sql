@@ -1,6 +1,6 @@
--- Release shards at the epochs at which this relay owns them. `lease_until` becomes the time of the release.
+-- Release shards at the epochs at which this relay owns them.
 update outbox.shard s
-   set owner = null, lease_until = clock_timestamp()
+   set owner = null, released_at = clock_timestamp()
   from (
     select c.shard
       from unnest(%(shards)s::smallint[], %(epochs)s::bigint[]) k (shard, epoch)

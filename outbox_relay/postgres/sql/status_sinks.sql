@@ -6,8 +6,7 @@ select k.name, k.patterns, k.claim, k.paused, k.paused_reason, k.circuit, k.in_f
        extract(epoch from clock_timestamp() - k.last_error_at)::double precision as error_seconds,
        extract(epoch from clock_timestamp() - n.mended_at)::double precision as mended_seconds,
        extract(epoch from clock_timestamp() - k.circuit_since)::double precision as circuit_seconds,
-       64 - (select count(*) from outbox.shard s
-              where (s.sink || '') = k.name and s.owner is not null and s.lease_until > now())::integer as unowned,
+       64 - (select count(*) from outbox.owned o where o.sink = k.name)::integer as unowned,
        k.rate_per_second, k.max_in_flight_total, k.spread_seconds
   from outbox.sink k
  cross join lateral (

@@ -1,4 +1,4 @@
-"""The demo: a shop, two relays and two destinations on this machine. One relay is killed.
+"""The demo: a shop, two relays and two destinations on this machine, a fault, and the judgement of what arrived.
 
-`run` starts the processes and checks the deliveries.
+`run` starts the parts, `faults` breaks one of them, `report` has the judgement.
 """

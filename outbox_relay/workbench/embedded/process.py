@@ -99,6 +99,11 @@ class WatchedProcess:
                 raise ProcessFailed(f"{what}: not within {seconds:g} s: {self.log_tail()}")
             time.sleep(POLL_SECONDS)
 
+    def check(self, name: str) -> None:
+        """Raise :class:`ProcessFailed` if the process, called `name` in the message, has exited by itself."""
+        if not self.alive:
+            raise ProcessFailed(f"{name} ended by itself with {self.exit_code}; the end of its log:\n{self.log_tail()}")
+
     def wait(self, seconds: float) -> int | None:
         """Wait at most `seconds` for the process to exit. Return its exit code, or None if it is still running."""
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -17,9 +17,8 @@ from typing import cast
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from outbox_relay.workbench.embedded.broker import partitions_with_leader
-from outbox_relay.workbench.embedded.positions import Positions
-from outbox_relay.workbench.shop.journal import UNREADABLE, Arrival, JournalWriter
+from outbox_relay.workbench.embedded.broker import Positions, partitions_with_leader
+from outbox_relay.workbench.shop.arrivals import UNREADABLE, Arrival, JournalWriter
 
 SETTINGS = {
     "group.id": "shop",

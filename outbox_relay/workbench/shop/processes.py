@@ -26,7 +26,6 @@ dsn = "{dsn}"
 [relay]
 name = "{name}"
 lease_seconds = {lease_seconds}
-park_after_seconds = {park_after_seconds}
 
 [http]
 listen = "127.0.0.1:{port}"
@@ -42,7 +41,6 @@ type = "webhook"
 url = "{url}"
 secrets = ["{secret}"]
 allow_http = true
-max_in_flight = {max_in_flight}
 allow_networks = ["127.0.0.0/8"]
 timeout_seconds = {timeout_seconds}
 permanent_statuses = [400]
@@ -64,9 +62,8 @@ permanent_statuses = [404]
 "invoice.*" = ["invoices"]
 """
 """A sink whose destination answers 404, and the routes with it."""
-LEASE_SECONDS, PARK_AFTER_SECONDS = 3, 1.0
+LEASE_SECONDS = 3
 TIMEOUT_SECONDS = 2
-MAX_IN_FLIGHT = 64
 TOPIC = "shop.orders"
 
 
@@ -84,10 +81,10 @@ class ShopProcesses:
         self._secret = f"whsec_{b64encode(secrets.token_bytes(SECRET_BYTES)).decode()}"
         self._hook_port = ports.free_port()
 
-    def receiver(self, journal: Path, broken: Path | None = None) -> PythonProcess:
+    def receiver(self, journal: Path, broken: Path) -> PythonProcess:
         """Start the webhook receiver and wait until it listens. It refuses damaged orders while `broken` exists."""
-        command = ["outbox_relay.workbench.shop.receiver", "--port", str(self._hook_port), "--journal", str(journal)]
-        command += [] if broken is None else ["--broken", str(broken)]
+        command = ["outbox_relay.workbench.shop.receiver", "--port", str(self._hook_port)]
+        command += ["--journal", str(journal), "--broken", str(broken)]
         process = self._add(PythonProcess("receiver", command, self._directory, **{receiver.SECRET: self._secret}))
         process.wait_until(
             lambda: ports.is_listening(self._hook_port), seconds=START_SECONDS, what="the webhook receiver listens"
@@ -100,9 +97,9 @@ class ShopProcesses:
         command = ["outbox_relay.workbench.shop.consumer", *where, "--journal", str(journal)]
         return self._add(PythonProcess("consumer", command, self._directory))
 
-    def shop(self, summary: Path, *options: str) -> PythonProcess:
-        """Start the shop, which emits immediately; `options` are those of its command line."""
-        command = ["outbox_relay.workbench.shop.orders", "--dsn", self._dsn, "--summary", str(summary), *options]
+    def shop(self, summary: Path) -> PythonProcess:
+        """Start the shop, which emits immediately."""
+        command = ["outbox_relay.workbench.shop.orders", "--dsn", self._dsn, "--summary", str(summary)]
         return self._add(PythonProcess("shop", command, self._directory))
 
     def relay(self, name: str) -> RelayProcess:
@@ -112,9 +109,7 @@ class ShopProcesses:
             dsn=self._dsn,
             name=name,
             lease_seconds=LEASE_SECONDS,
-            park_after_seconds=PARK_AFTER_SECONDS,
             timeout_seconds=TIMEOUT_SECONDS,
-            max_in_flight=MAX_IN_FLIGHT,
             port=port,
             topic=TOPIC,
             bootstrap=self._bootstrap,

@@ -14,7 +14,7 @@ from aiohttp import web
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from outbox_relay.workbench.embedded.ports import LOOPBACK
-from outbox_relay.workbench.shop.journal import REFUSED, UNREADABLE, Arrival, JournalWriter
+from outbox_relay.workbench.shop.arrivals import REFUSED, UNREADABLE, Arrival, JournalWriter
 
 SECRET = "OUTBOX_SHOP_SECRET"  # noqa: S105 - the name of an environment variable
 """Name of the environment variable with the signing secret."""
@@ -30,7 +30,7 @@ class VerifyingReceiver:
     While the file `broken` exists, it answers damaged orders with the status that they name, and does not record them.
     """
 
-    def __init__(self, secret: str, journal: JournalWriter, broken: Path | None = None) -> None:
+    def __init__(self, secret: str, journal: JournalWriter, broken: Path) -> None:
         self._webhook = Webhook(secret)
         self._journal = journal
         self._broken = broken
@@ -55,7 +55,7 @@ class VerifyingReceiver:
 
     def _refusal(self, body: bytes) -> int | None:
         """Return the status that refuses this order; None if it is accepted."""
-        if self._broken is None or DAMAGED not in body or not self._broken.exists():
+        if DAMAGED not in body or not self._broken.exists():
             return None
         return int(json.loads(body)["damaged"])
 
@@ -77,7 +77,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="outbox-relay shop: receiver")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--journal", type=Path, required=True)
-    parser.add_argument("--broken", type=Path)
+    parser.add_argument("--broken", type=Path, required=True)
     arguments = parser.parse_args()
     with JournalWriter(arguments.journal) as journal:
         receiver = VerifyingReceiver(os.environ[SECRET], journal, arguments.broken)
