@@ -141,11 +141,10 @@ def park_one_of_each(books: Ledger) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("action", ["Retry", "Discard"])
-@pytest.mark.parametrize("path", ["/exceptions", "/exceptions?sink=&type=&state=dead", "/exceptions?sink=s"])
-def test_an_action_on_all_that_match_does_what_the_list_shows(books: Ledger, action: str, path: str) -> None:
+def test_an_action_on_all_that_match_does_what_the_list_shows(books: Ledger, action: str) -> None:
     uids = park_one_of_each(books)
     with browsing(books.database) as page:
-        html = page.get(path)
+        html = page.get("/exceptions?sink=&type=&state=dead")
         assert [uid for uid in uids.values() if uid in html] == [uids["dead"]]
         [link] = re.findall(rf'href="([^"]*)">{action} all that match', html)
         assert "1 dead delivery matches" in visible(page.get(unescape(link)))
@@ -220,10 +219,9 @@ def test_old_findings_are_examined_again_before_they_are_shown(books: Ledger) ->
         assert "sink s is paused" in section(page.get("/"), "findings")
 
 
-@pytest.mark.parametrize("kinds", [("read",), ("read", "operate")], ids=["read", "operate"])
-def test_what_a_role_cannot_see_is_said_to_be_unknown(books: Ledger, kinds: tuple[str, ...]) -> None:
+def test_what_a_role_cannot_see_is_said_to_be_unknown(books: Ledger) -> None:
     with new_role(books.database, "page") as role:
-        migrate(books.database.dsn, grants={kind: [role] for kind in kinds})
+        migrate(books.database.dsn, grants={"read": [role]})
         with books.database.connect() as other:
             other.execute("create temporary table kept (n integer)")
             with browsing(books.database, dsn=books.database.dsn_as(role)) as page:
