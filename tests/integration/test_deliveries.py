@@ -159,11 +159,12 @@ REFUSED: list[tuple[str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("wanted", "message"), REFUSED, ids=[wanted[:30] for wanted, _ in REFUSED])
-def test_a_filter_is_refused_with_its_fault(books: Ledger, wanted: str, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        admin.count_deliveries(books.store, json.loads(wanted))
-    for call in ("deliveries(%s)", "delivery_summary(%s)", "retry_deliveries(%s)"):
-        with pytest.raises(psycopg.errors.InvalidParameterValue, match=message):
-            books.query(f"select * from outbox.{call}".replace("%s", "%s::jsonb"), wanted)
+def test_a_filter_is_refused_with_its_fault(books: Ledger) -> None:
+    for wanted, message in REFUSED:
+        if wanted.startswith("{"):
+            with pytest.raises(ConfigurationError, match=message):
+                admin.count_deliveries(books.store, json.loads(wanted))
+        for call in ("deliveries(%s)", "delivery_summary(%s)", "retry_deliveries(%s)"):
+            with pytest.raises(psycopg.errors.InvalidParameterValue, match=message):
+                books.query(f"select * from outbox.{call}".replace("%s", "%s::jsonb"), wanted)
     assert books.query("select count(*) from outbox.audit") == [(0,)]
