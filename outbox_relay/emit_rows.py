@@ -162,11 +162,6 @@ def warn_outside(remedy: str, stacklevel: int) -> None:
     warnings.warn(OUTSIDE.format(remedy), NotInTransaction, stacklevel=stacklevel + 1)
 
 
-def columns(rows: list[Row]) -> tuple[list[Any], ...]:
-    """Return the parameters of several events, column by column."""
-    return tuple(list(column) for column in zip(*rows, strict=True))
-
-
 def rows_of(events: Iterable[Event | Declared]) -> list[Row]:
     """Return the parameters of each event. Raises ``InvalidEvent``, which has the index, or TypeError."""
     rows: list[Row] = []

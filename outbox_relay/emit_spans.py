@@ -33,34 +33,30 @@ _log = logging.getLogger(__name__)
 _known: tuple[TracerProvider | None, Tracer | None] = (None, None)
 
 
-def begin(rows: Sequence[Row]) -> CreateSpans | None:
-    """Begin the create span of each event, and add its context to the event's headers.
-
-    Return None if the application records no traces. A tracer that fails never fails the caller's transaction.
-    """
-    trace = sys.modules.get("opentelemetry.trace")
-    if trace is None:
-        return None
-    try:
-        return CreateSpans(trace, rows) if _is_active(trace) else None
-    except Exception:
-        _log.debug("create spans are not recorded", exc_info=True)
-        return None
-
-
 class CreateSpans:
     """The create spans of events that are emitted with one statement. They end with the ``with`` block.
+
+    There are none if the application records no traces. A tracer that fails never fails the caller's transaction.
 
     ``rows`` are the parameters of the events, with ``traceparent`` and ``tracestate`` among their headers. An event
     that has a ``traceparent`` of its own keeps it and has no span.
     """
 
-    def __init__(self, trace: Any, rows: Sequence[Row]) -> None:
-        self._trace = trace
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._trace: Any = sys.modules.get("opentelemetry.trace")
         self._spans: list[Span | None] = []
         self._uids: list[UUID] = []
         self.rows: list[Row] = []
-        tracer = _tracer(trace)
+        try:
+            if self._trace is not None and _is_active(self._trace):
+                self._begin(rows)
+        except Exception:
+            _log.debug("create spans are not recorded", exc_info=True)
+        if len(self.rows) < len(rows):
+            self.rows = list(rows)
+
+    def _begin(self, rows: Sequence[Row]) -> None:
+        tracer = _tracer(self._trace)
         for row in rows:
             own = _own_headers(row[3])
             span = None if _has(own, "traceparent") else self._start(tracer, row[0])

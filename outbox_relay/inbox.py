@@ -1,8 +1,8 @@
 """Handling each event once, in the transaction of a consumer that keeps its data in PostgreSQL.
 
 The relay delivers an event at least once. A consumer marks it in the transaction that has the effect, and skips an
-event that it has marked before. This module imports only psycopg, the standard library, ``callers`` and
-``inbox_marks``. docs/consumers.md shows every use.
+event that it has marked before. This module imports only psycopg, the standard library and modules that do
+the same. docs/consumers.md shows every use.
 """
 
 from __future__ import annotations
@@ -10,28 +10,31 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from inspect import isasyncgen, isawaitable, iscoroutine, iscoroutinefunction, isgenerator, isgeneratorfunction
-from typing import Any, Final, LiteralString, TypeVar
+from typing import Any, Final, TypeVar
 from uuid import UUID
 
 import psycopg
 from psycopg import errors
-from psycopg.rows import tuple_row
 
-from outbox_relay.callers import async_connection_of, connection_of, is_outside_transaction
+from outbox_relay.callers import (
+    STATEMENTS,
+    afetch,
+    async_connection_of,
+    connection_of,
+    fetch,
+    is_outside_transaction,
+)
 from outbox_relay.inbox_marks import (
     HasHeaders,
     Headers,
     InvalidMark,
-    Mark,
     NoTransaction,
     consumer_of,
     headers_of,
-    mark_of,
     outside,
-    refused_mark,
     uid_of,
-    unencodable_mark,
 )
+from outbox_relay.statements import mark as mark_parameters
 
 __all__ = [
     "Headers",
@@ -49,8 +52,6 @@ Conn = TypeVar("Conn")
 Message = TypeVar("Message", bound=HasHeaders)
 Result = TypeVar("Result")
 
-# A row means the first time, whatever the application loads booleans as.
-ONCE: Final[LiteralString] = "select 1 where outbox.once(%s::text, %s::uuid)"
 REMEDY: Final = "with conn.transaction():"
 NOT_COMMITTED: Final = "a statement of the handler failed, and the handler returned: nothing can be committed"
 NOT_PLAIN: Final = "once_per_event wraps plain functions; use aonce_per_event for asynchronous ones"
@@ -69,40 +70,19 @@ def once(conn: psycopg.Connection[Any] | psycopg.Cursor[Any], consumer: str, uid
     that the inbox refuses, ``psycopg.Error`` for all other failures.
     """
     connection = connection_of(conn, "once")
-    mark = mark_of(consumer, uid)
+    parameters = mark_parameters(consumer, uid)
     if is_outside_transaction(connection):
         raise outside(REMEDY)
-    return insert(connection, mark)
+    return bool(fetch(connection, STATEMENTS.once, parameters))
 
 
 async def aonce(conn: psycopg.AsyncConnection[Any] | psycopg.AsyncCursor[Any], consumer: str, uid: UUID | str) -> bool:
     """Mark an event over an asynchronous connection or cursor, as :func:`once` does."""
     connection = async_connection_of(conn, "once")
-    mark = mark_of(consumer, uid)
+    parameters = mark_parameters(consumer, uid)
     if is_outside_transaction(connection):
         raise outside(f"async {REMEDY}")
-    try:
-        async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
-            await cursor.execute(ONCE, mark, prepare=False)
-            return await cursor.fetchone() is not None
-    except (errors.InvalidParameterValue, UnicodeEncodeError) as error:
-        raise _refusal(error) from None
-
-
-def insert(connection: psycopg.Connection[Any], mark: Mark) -> bool:
-    """Insert a mark and return True, or return False if it is there. Raises as :func:`once`."""
-    try:
-        with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
-            return cursor.execute(ONCE, mark, prepare=False).fetchone() is not None
-    except (errors.InvalidParameterValue, UnicodeEncodeError) as error:
-        raise _refusal(error) from None
-
-
-def _refusal(error: errors.InvalidParameterValue | UnicodeEncodeError) -> Exception:
-    """Return ``InvalidMark`` with the message about the mark, else the error unchanged."""
-    if isinstance(error, UnicodeEncodeError):
-        return unencodable_mark(error)
-    return refused_mark(error.diag.message_primary) or error
+    return bool(await afetch(connection, STATEMENTS.once, parameters))
 
 
 # -- handlers -----------------------------------------------------------------------------------------------------

@@ -14,9 +14,8 @@ from hypothesis import settings
 from tests.support.database import Database, new_database
 from tests.support.kafka import KafkaBroker
 from tests.support.kafka.broker import QUICK_START
-from tests.support.postgres import PostgresServer
+from tests.support.postgres import TEMPLATE, PostgresServer
 
-TEMPLATE = "outbox_template"
 # A fixture's name, and the marker that tests get which ask for it, directly or through other fixtures.
 MARKERS = {"postgres": "postgres", "own_postgres": "postgres", "kafka": "kafka", "own_kafka": "kafka"}
 # Each has a make target of its own.
@@ -112,24 +111,20 @@ def unconfigured_logs() -> None:
 @pytest.fixture(scope="session")
 def postgres() -> Generator[PostgresServer]:
     """Yield the run's PostgreSQL server; a test that breaks it must leave it running again."""
-    with PostgresServer() as server:
+    with PostgresServer(kind="migrated") as server:
         yield server
 
 
 @pytest.fixture
 def own_postgres() -> Generator[PostgresServer]:
     """Yield a PostgreSQL server for this test alone, without the schema."""
-    with PostgresServer() as server:
+    with PostgresServer(kind="empty") as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def template(postgres: PostgresServer) -> str:
-    """Return the name of a database to which all migrations have been applied."""
-    from outbox_relay.postgres.migrations import migrate
-
-    postgres.create_database(TEMPLATE)
-    migrate(postgres.dsn(TEMPLATE))
+def template() -> str:
+    """Return the name of the database with the schema."""
     return TEMPLATE
 
 
@@ -141,16 +136,16 @@ def empty_database(postgres: PostgresServer) -> Generator[Database]:
 
 
 @pytest.fixture
-def database(postgres: PostgresServer, template: str) -> Generator[Database]:
+def database(postgres: PostgresServer) -> Generator[Database]:
     """Yield a new database with the schema."""
-    with new_database(postgres, template) as database:
+    with new_database(postgres, TEMPLATE) as database:
         yield database
 
 
 @pytest.fixture(scope="module")
-def shared_database(postgres: PostgresServer, template: str) -> Generator[Database]:
+def shared_database(postgres: PostgresServer) -> Generator[Database]:
     """Yield a database with the schema, for tests of a module that leave it as it is."""
-    with new_database(postgres, template) as database:
+    with new_database(postgres, TEMPLATE) as database:
         yield database
 
 

@@ -136,7 +136,7 @@ def attempts_by_sink(rows: Sequence[Any]) -> Mapping[str, list[dict[str, Any]]]:
 def running(store: Store, longer_than: float) -> dict[str, Any]:
     """Return the leased rows whose delivery began at least ``longer_than`` seconds ago, for ``running --json``.
 
-    The fields are described in docs/commands.md. A delivery becomes a row when it has lasted for some time. Rows whose
+    The fields are described in docs/commands.md. A delivery becomes a row when it has lasted a second. Rows whose
     beginning is not known are always included.
 
     Raises ``DatabaseUnusable`` or ``DatabaseUnavailable``.

@@ -6,7 +6,7 @@ pydantic and msgspec are imported when a class of theirs is first used.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 from outbox_relay.emit_rows import InvalidEvent
 
@@ -51,25 +51,9 @@ class DataclassOrModel:
     def payload_of(self, instance: object) -> Any:
         """Return an instance as ``json.dumps`` takes it. Raises ``InvalidEvent``."""
         try:
-            found: Any = self._dumped(instance)
+            return self._dumped(instance)
         except Exception as error:
             raise InvalidEvent(_not_serialisable(self._of, self._place(instance), error)) from None
-        members = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
-        for name, value in members.items():
-            if value is None and name in self._never_null:
-                raise InvalidEvent(_not_serialisable(self._of, f"None at $.{name}", TypeError()))
-        return cast(Any, found)
-
-    @cached_property
-    def _never_null(self) -> frozenset[str]:
-        """The fields that the schema does not let be null, though pydantic serialises None for any type."""
-        try:
-            document = self.schema("#/$defs/{name}")
-        except Exception:  # a class whose events can be emitted, but have no schema
-            return frozenset()
-        definitions: dict[str, Any] = document.get("$defs", {})
-        fields: dict[str, Any] = _defined(document, definitions).get("properties", {})
-        return frozenset(name for name, each in fields.items() if not _may_be_null(each, definitions))
 
     def schema(self, reference: str) -> dict[str, Any]:
         """Return the JSON Schema of what is serialised."""
@@ -129,19 +113,6 @@ class MsgspecStruct:
             except Exception:
                 return f"{type(value).__name__} at $.{field.encode_name}"
         return "$"
-
-
-def _defined(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema to which one refers, or the schema itself."""
-    return definitions.get(schema["$ref"].rpartition("/")[2], {}) if "$ref" in schema else schema
-
-
-def _may_be_null(schema: dict[str, Any], definitions: dict[str, Any]) -> bool:
-    """Return False for a schema of pydantic that is sure to refuse null."""
-    if "anyOf" in schema:
-        return any(_may_be_null(each, definitions) for each in schema["anyOf"])
-    found = _defined(schema, definitions)
-    return "anyOf" in found or found.get("type", "null") == "null"
 
 
 def _not_serialisable(of: type, place: str, error: Exception) -> str:

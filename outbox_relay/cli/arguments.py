@@ -43,6 +43,11 @@ def uid(value: str) -> UUID:
         raise argparse.ArgumentTypeError("should be a UUID, as emit returned it") from None
 
 
+def names(value: str) -> tuple[str, ...]:
+    """Return names with commas between them."""
+    return tuple(dict.fromkeys(name.strip() for name in text(value).split(",") if name.strip()))
+
+
 def header(value: str) -> tuple[str, str]:
     """Split NAME=VALUE."""
     name, equals, content = text(value).partition("=")

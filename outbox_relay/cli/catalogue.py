@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from outbox_relay.cli.arguments import integer_between, text
-from outbox_relay.cli.command import add_command, add_group, query
+from outbox_relay.cli.command import add_command, add_group, print_result, query
 from outbox_relay.cli.output import DONE, FAILED, say
 
 NEWEST, NEWEST_MOST = 100, 10_000
@@ -18,9 +18,10 @@ LOOK_BACK, LOOK_BACK_MOST = 10_000, 1_000_000
 def add(commands: Any) -> None:
     """Add the commands of this module."""
     actions = add_group(commands, "catalogue", "print and check the events that a module of an application declares")
-    schema = add_command(actions, "jsonschema", _jsonschema, "print one JSON Schema with every event", dsn=False)
-    document = add_command(actions, "asyncapi", _asyncapi, "print an AsyncAPI 3 document of the events", dsn=False)
-    checked = add_command(actions, "check", _check, "compare the newest events of the log, or a release, with a module")
+    schema = add_command(actions, "jsonschema", _jsonschema, "print one JSON Schema with every event", with_dsn=False)
+    document = add_command(actions, "asyncapi", _asyncapi, "print an AsyncAPI 3 document of the events", with_dsn=False)
+    about = "compare the newest events of the log, or a release, with a module"
+    checked = add_command(actions, "check", _check, about, "json")
     for parser in (schema, document, checked):
         parser.add_argument("module", type=text, metavar="MODULE", help="the module, such as shop.events")
         parser.set_defaults(extra="catalogue")
@@ -39,7 +40,6 @@ def add(commands: Any) -> None:
     ):
         help_text = f"{about}, 1 to {most}; default: {default}"
         checked.add_argument(name, type=integer_between(1, most), metavar="N", default=default, help=help_text)
-    checked.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _jsonschema(arguments: argparse.Namespace) -> int:
@@ -61,31 +61,24 @@ def _asyncapi(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    return _compare_log(arguments) if arguments.against is None else _compare_release(arguments)
-
-
-def _compare_release(arguments: argparse.Namespace) -> int:
-    from outbox_relay.admin import catalogue
-
-    found = catalogue.against(arguments.module, arguments.against)
-    if arguments.json:
-        print(json.dumps({"changes": [vars(each) for each in found]}))
-    else:
-        print("\n".join(map(str, found)) or "no difference")
-    return DONE if all(each.additive for each in found) else FAILED
-
-
-def _compare_log(arguments: argparse.Namespace) -> int:
     from outbox_relay.admin import catalogue
     from outbox_relay.catalogue.conformity import PayloadValidator
 
+    if arguments.against is not None:
+        changes = catalogue.against(arguments.module, arguments.against)
+        print_result(
+            arguments,
+            {"changes": [vars(each) for each in changes]},
+            "\n".join(map(str, changes)) or "no difference",
+        )
+        return DONE if all(each.additive for each in changes) else FAILED
     validator = PayloadValidator(catalogue.document(arguments.module))
     found = query(
         arguments,
         lambda store: catalogue.compare(store, validator, arguments.newest, arguments.look_back),
         grant="payloads",
     )
-    print(json.dumps(found) if arguments.json else catalogue.report_text(found))
+    print_result(arguments, found, lambda: catalogue.report_text(found))
     if found["undeclared"]:
         say(f"not in the catalogue: {', '.join(found['undeclared'])}")
     return FAILED if any(each["difference"] for each in found["types"]) else DONE

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from outbox_relay.cli.arguments import text, uid
-from outbox_relay.cli.command import add_command, load_settings, query
-from outbox_relay.cli.confirmation import actor, add_yes, confirmed
+from outbox_relay.cli.command import (
+    Progress,
+    add_command,
+    by,
+    confirmed,
+    counted,
+    load_settings,
+    print_result,
+    query,
+)
 from outbox_relay.cli.output import DONE, FAILED, say
-from outbox_relay.cli.progress import ProgressLine
 from outbox_relay.domain.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -26,24 +32,26 @@ NAMED_ARCHIVES = 50
 
 def add(commands: Any) -> None:
     """Add the commands of this module."""
-    parser = add_command(commands, "erase", _erase, "remove payload, headers and key of events that were delivered")
+    about = "remove payload, headers and key of events that were delivered"
+    parser = add_command(commands, "erase", _erase, about, "json", "yes")
     subject = parser.add_mutually_exclusive_group(required=True)
     subject.add_argument("--key", type=text, metavar="K", help="all events with this key")
     subject.add_argument("--uid", type=uid, metavar="U", help="this event")
     parser.add_argument("--reason", type=text, metavar="TEXT", required=True, help="recorded in the audit")
     parser.add_argument("--dry-run", action="store_true", help="only count, and find out whether all are delivered")
-    add_yes(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _erase(arguments: argparse.Namespace) -> int:
     if arguments.dry_run or not arguments.yes:
         found = _run(arguments, dry_run=True)
+        events = counted(found.matched, "event")
         if found.undelivered:
             return _refused(arguments, found)
         if arguments.dry_run:
-            return _counted(arguments, found)
-        if found.matched and not confirmed(arguments, _question(found.matched)):
+            print_result(arguments, {"matched": found.matched, "exact": True}, f"{events} can be erased")
+            return DONE
+        question = f"Erase payload, headers and key of {events}? They cannot be restored."
+        if found.matched and not confirmed(arguments, question):
             say("nothing was erased")
             return FAILED
     result = _run(arguments, dry_run=False)
@@ -54,25 +62,21 @@ def _run(arguments: argparse.Namespace, *, dry_run: bool) -> Erased:
     from outbox_relay import admin
 
     subject = {"uid": str(arguments.uid)} if arguments.key is None else {"key": arguments.key}
-    progress = _Erasure()
-    given: dict[str, Any] = {"actor": actor(), "reason": arguments.reason, "report": progress.report}
+    line = Progress()
+
+    def report(phase: str, place: int, upto: int) -> None:
+        if phase in {"looking", "erasing"}:
+            line.show(f"{phase}: {place:,} of {upto:,} ids")
+
     try:
-        return query(arguments, lambda store: admin.erase(store, subject, dry_run=dry_run, **given))
+        return query(
+            arguments, lambda store: admin.erase(store, subject, dry_run=dry_run, report=report, **by(arguments))
+        )
     except KeyboardInterrupt:
         say("interrupted; run the command again: it begins with the events that are not erased yet")
         raise
     finally:
-        progress.end()
-
-
-def _question(matched: int) -> str:
-    return f"Erase payload, headers and key of {_events(matched)}? They cannot be restored."
-
-
-def _counted(arguments: argparse.Namespace, found: Erased) -> int:
-    said = {"matched": found.matched, "exact": True}
-    print(json.dumps(said) if arguments.json else f"{_events(found.matched)} can be erased")
-    return DONE
+        line.end()
 
 
 def _refused(arguments: argparse.Namespace, result: Erased) -> int:
@@ -80,14 +84,14 @@ def _refused(arguments: argparse.Namespace, result: Erased) -> int:
     undelivered = [dict(each) for each in result.undelivered]
     archives = _archives(arguments, result) if result.done else []
     if arguments.json:
-        said = {"done": result.done, "left": len(undelivered), "undelivered": undelivered, "archives": archives}
-        print(json.dumps(said))
+        left = {"left": len(undelivered), "undelivered": undelivered, "archives": archives}
+        print_result(arguments, {"done": result.done, **left}, "")
     if result.done:
         _say_what_is_left(archives, result)
     for each in undelivered:
         place = f" in replay {each['sink'][1:]}" if each["sink"].startswith("~") else f" in sink {each['sink']}"
         say(f"event {each['uid']} is {each['state']}{place if each['sink'] else ''}")
-    erased = f"{_events(result.done)} erased, then stopped" if result.done else "nothing was erased"
+    erased = f"{counted(result.done, 'event')} erased, then stopped" if result.done else "nothing was erased"
     say(
         f"{erased}: only events that every sink has settled are erased. Wait until they are delivered, or discard them "
         "(outbox-relay dead discard), and run the command again"
@@ -97,12 +101,10 @@ def _refused(arguments: argparse.Namespace, result: Erased) -> int:
 
 def _done(arguments: argparse.Namespace, result: Erased) -> int:
     archives = _archives(arguments, result)
-    if arguments.json:
-        print(json.dumps({"done": result.done, "left": result.left, "archives": archives}))
-    else:
-        print(f"{_events(result.done)} erased")
+    table = {"done": result.done, "left": result.left, "archives": archives}
+    print_result(arguments, table, f"{counted(result.done, 'event')} erased")
     if result.left:
-        say(f"{_events(result.left)} committed meanwhile: run the command again when they have been delivered")
+        say(f"{counted(result.left, 'event')} committed meanwhile: run the command again when they have been delivered")
     _say_what_is_left(archives, result)
     return DONE
 
@@ -119,33 +121,17 @@ def _say_what_is_left(archives: Sequence[Mapping[str, Any]], result: Erased) -> 
 
 
 def _archives(arguments: argparse.Namespace, result: Erased) -> list[dict[str, Any]]:
-    """Return the archives that hold the events, or may, as their manifests say."""
+    """Return the archives that hold the events, or may, as their manifests say. None is asked after a time."""
+    from outbox_relay.retention.manifests import holds_key
+
     try:
         configured = load_settings(arguments).retention.archive
     except ConfigurationError:  # the command was given --dsn
         configured = ""
-    until = time.monotonic() + MANIFEST_SECONDS
-    found = [{"address": address, "holds": _holds(address, result, configured, until)} for address in result.archives]
-    return [each for each in found if each["holds"] is not False]
-
-
-def _holds(address: str, result: Erased, configured: str, until: float) -> bool | None:
-    """Return whether an archive holds the key; None if its manifest does not say, or there is no time to read it."""
-    from outbox_relay.retention.manifests import holds_key
-
-    if result.key_hash is None or time.monotonic() > until:
-        return None
-    return holds_key(address, result.key_hash, configured)
-
-
-def _events(count: int) -> str:
-    return f"{count:,} event{'' if count == 1 else 's'}"
-
-
-class _Erasure(ProgressLine):
-    """The place in the log up to which an erasure has come."""
-
-    def report(self, phase: str, place: int, upto: int) -> None:
-        """Show how far the log was looked at, or changed."""
-        if phase in {"looking", "erasing"}:
-            self.show(f"{phase}: {place:,} of {upto:,} ids")
+    until, found = time.monotonic() + MANIFEST_SECONDS, list[dict[str, Any]]()
+    for address in result.archives:
+        known = result.key_hash is not None and time.monotonic() <= until
+        holds = holds_key(address, result.key_hash, configured) if known else None
+        if holds is not False:
+            found.append({"address": address, "holds": holds})
+    return found

@@ -5,18 +5,17 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
 from typing import Any, NoReturn
 
 from outbox_relay import __version__
 from outbox_relay.cli import (
-    actions,
-    attempts,
     catalogue,
     completion,
-    config,
     dead,
+    emit,
     erase,
     queries,
     replay,
@@ -28,8 +27,16 @@ from outbox_relay.cli import (
     ui,
     workbench,
 )
-from outbox_relay.cli.command import add_config, add_dsn
+from outbox_relay.cli.command import add_common
 from outbox_relay.cli.output import USAGE
+
+GROUPS = {
+    "Run": ("run", "check", "migrate", "rebase", "emit"),
+    "Look": ("status", "why", "doctor", "attempts", "running", "audit", "config", "health", "ui", "ui-user"),
+    "Act": ("pause", "resume", "dead", "replay", "sinks", "schedules", "retention", "erase"),
+    "Development": ("dev", "demo", "catalogue", "completion"),
+}
+"""The commands in the order of the help."""
 
 _SECRETS = re.compile(r"(?<=://)\S*@|password\s*=\s*('[^']*'?|\S+)", re.IGNORECASE)
 _INVALID_CHOICE = re.compile(r"invalid choice: '([\w-]+)' \(choose from (.+)\)$")
@@ -72,33 +79,30 @@ def build() -> argparse.ArgumentParser:
     """Return the parser, made once. Its result has ``do``, the function that runs the command."""
     parser = _Parser(
         prog="outbox-relay",
+        usage="outbox-relay [-h] [--version] [-c FILE] [--dsn DSN] COMMAND …",
         description="Relay the events of a PostgreSQL transactional outbox to Kafka and webhooks.",
-        epilog="Exit codes: 0 done, or nothing to do; 1 failed; 2 wrong usage, configuration, password, rights or "
-        "schema; 3 not found.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"outbox-relay {__version__}")
-    add_config(parser)
-    add_dsn(parser)
+    add_common(parser)
     parser.set_defaults(config=None, dsn=None, extra="relay")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for group in (
-        schema,
-        service,
-        workbench,
-        queries,
-        attempts,
-        dead,
-        actions,
-        sinks,
-        replay,
-        schedules,
-        retention,
-        erase,
-        config,
-        catalogue,
-        ui,
+    commands = parser.add_subparsers(
+        dest="command", metavar="COMMAND", required=True, help=argparse.SUPPRESS, prog="outbox-relay"
+    )
+    for module in (
+        *(schema, service, emit, queries, ui, dead, sinks, replay, schedules, retention, erase, catalogue, workbench),
     ):
-        group.add(commands)
+        module.add(commands)
     completion.add(commands, parser)
+    parser.epilog = _overview(commands.choices)
     return parser
+
+
+def _overview(commands: Mapping[str, argparse.ArgumentParser]) -> str:
+    """Return the commands in their groups, and the exit codes."""
+    lines: list[str] = []
+    for group, names in GROUPS.items():
+        lines += [f"{group}:", *(f"  {name:<12} {commands[name].description}" for name in names), ""]
+    codes = "0 done, or nothing to do; 1 failed; 2 wrong usage, configuration, password, rights or schema; 3 not found"
+    return "\n".join([*lines, f"Exit codes: {codes}."])

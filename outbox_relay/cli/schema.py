@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
 from typing import Any
 
 from outbox_relay.cli.arguments import PAYLOAD_BYTES, PAYLOAD_LEAST, integer_between
-from outbox_relay.cli.command import add_command, load_database
-from outbox_relay.cli.confirmation import actor, add_reason
+from outbox_relay.cli.command import add_command, by, load_database, print_result
 from outbox_relay.cli.output import DONE
 
 _GRANTS = {
@@ -46,9 +44,7 @@ def add(commands: Any) -> None:
         help="store the settings that relays need behind a pooler as defaults of their roles in this database",
     )  # fmt: skip
     text = "after a restore into another cluster, while no relay runs: adapt the log's numbers to this server"
-    rebase = add_command(commands, "rebase", _rebase, text)
-    add_reason(rebase)
-    rebase.add_argument("--json", action="store_true", help="print JSON")
+    add_command(commands, "rebase", _rebase, text, "json", "reason")
 
 
 def _migrate(arguments: argparse.Namespace) -> int:
@@ -65,16 +61,15 @@ def _migrate(arguments: argparse.Namespace) -> int:
         print(schema_script.script(grants=grants, **options), end="")
         return DONE
     found = migrations.migrate(_owner_dsn(arguments), grants=grants, **options)
-    print(json.dumps(asdict(found)) if arguments.json else found)
+    print_result(arguments, asdict(found), str(found))
     return DONE
 
 
 def _rebase(arguments: argparse.Namespace) -> int:
     from outbox_relay.postgres import migrations
 
-    floor = migrations.rebase(_owner_dsn(arguments), actor(), arguments.reason)
-    said = f"rebased: new ids start above {floor}; start the relays"
-    print(json.dumps({"new_ids_above": floor}) if arguments.json else said)
+    floor = migrations.rebase(_owner_dsn(arguments), **by(arguments))
+    print_result(arguments, {"new_ids_above": floor}, f"rebased: new ids start above {floor}; start the relays")
     return DONE
 
 

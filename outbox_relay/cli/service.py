@@ -1,4 +1,4 @@
-"""Commands of the relay process: check, run, health."""
+"""Commands of the relay process: check, run, health, config show."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from outbox_relay.cli.command import add_command, load_settings, read_settings
+from outbox_relay.cli.arguments import names
+from outbox_relay.cli.command import add_command, add_group, counted, load_settings
 from outbox_relay.cli.output import DONE, FAILED, USAGE, exit_code, keep_libraries_quiet, missing_package, say
 from outbox_relay.domain.errors import ConfigurationError, RelayError
 
@@ -26,11 +27,16 @@ HEALTH_BYTES = 1 << 20
 
 def add(commands: Any) -> None:
     """Add the commands of this module."""
-    check = add_command(commands, "check", _check, "validate the configuration")
+    check = add_command(commands, "check", _check, "validate the configuration", "json")
     check.add_argument("--online", action="store_true", help="also connect to the database and to every sink")
-    check.add_argument("--json", action="store_true", help="print JSON")
-    add_command(commands, "run", _serve, "relay in the foreground until SIGTERM or SIGINT")
-    add_command(commands, "health", _health, "ask the running relay whether it is ready", dsn=False)
+    run = add_command(commands, "run", _serve, "relay in the foreground until SIGTERM or SIGINT")
+    about = "serve only these sinks of the configuration; another relay serves the others"
+    run.add_argument("--sinks", type=names, metavar="A,B", default=(), help=about)
+    add_command(commands, "health", _health, "ask the running relay whether it is ready", with_dsn=False)
+    actions = add_group(commands, "config", "show the settings in effect")
+    shown = add_command(actions, "show", _show, "show every setting in effect; secrets as …", "json")
+    about = "print the JSON Schema of the file instead, by which editors complete it"
+    shown.add_argument("--schema", action="store_true", help=about)
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -66,8 +72,8 @@ def _check(arguments: argparse.Namespace) -> int:
     if problems or unanswered:
         return USAGE if problems else FAILED
     if not arguments.json:
-        checked = f"{_count(len(loaded.sinks), 'sink')} and {_count(len(loaded.routes.table), 'route')}"
-        print(f"{checked}: {_count(len(warnings), 'warning')}" if warnings else f"no problem found in {checked}")
+        checked = f"{counted(len(loaded.sinks), 'sink')} and {counted(len(loaded.routes.table), 'route')}"
+        print(f"{checked}: {counted(len(warnings), 'warning')}" if warnings else f"no problem found in {checked}")
     return DONE
 
 
@@ -87,10 +93,6 @@ def _checked(
     }
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def _serve(arguments: argparse.Namespace) -> int:
     from outbox_relay import settings
     from outbox_relay.service import logs, process
@@ -101,11 +103,11 @@ def _serve(arguments: argparse.Namespace) -> int:
     try:
         log = settings.log_settings(os.environ, terminal=terminal)
         logs.configure(log.level, log.format, colors=_colors())
-        loaded = load_settings(arguments)
+        loaded = settings.serving(load_settings(arguments), arguments.sinks)
         loaded.database.require_dsn()
         for warning in settings.warnings(loaded):
             logs.logger().warning("config.warning", reason=warning)
-        return process.run(loaded, lambda: read_settings(arguments))
+        return process.run(loaded, lambda: settings.serving(load_settings(arguments), arguments.sinks))
     except Exception as error:
         if log_format != "json":
             raise
@@ -169,3 +171,17 @@ def _get(host: str, port: int, path: str) -> tuple[int, str]:
     finally:
         connection.close()
     return answer.status, body.decode(errors="replace").rstrip("\n")
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    if arguments.schema:
+        from outbox_relay.settings.schema import json_schema
+
+        print(json.dumps(json_schema(), indent=1))
+        return DONE
+    from outbox_relay.settings.effective import shown
+
+    found = shown(load_settings(arguments))
+    lines = (f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in found.items())
+    print(json.dumps(found) if arguments.json else "\n".join(lines))
+    return DONE

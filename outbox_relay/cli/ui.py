@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import getpass
 import ipaddress
 import re
@@ -24,22 +25,21 @@ ROOT_PATH = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._~-]+)+")
 def add(commands: Any) -> None:
     """Add the commands of this module."""
     ui = add_command(commands, "ui", _ui, "serve a page to inspect and repair sinks, exceptions and the log")
-    ui.add_argument(
-        "--listen", type=_address, metavar="HOST:PORT", default=LISTEN, help="default: 127.0.0.1:8090; port 0: any free"
-    )
+    about = "default: 127.0.0.1:8090; port 0: any free"
+    ui.add_argument("--listen", dest="address", type=_address, metavar="HOST:PORT", default=LISTEN, help=about)
     ui.add_argument(
         "--auth", choices=("none", "basic", "proxy"), default="none",
         help="who may use it: anyone on this machine, users with passwords, or users named by a proxy; default: none",
     )  # fmt: skip
-    ui.add_argument("--users", type=Path, metavar="FILE", help="lines NAME:ROLE:HASH, as ui-user prints them")
-    ui.add_argument("--token-file", type=Path, metavar="FILE", help="lines ROLE:TOKEN, for /api with a bearer token")
-    ui.add_argument("--proxy-header", type=text, metavar="NAME", help="the header in which the proxy names the user")
-    ui.add_argument("--trusted-proxies", type=text, metavar="CIDR,…", help="networks of the proxies that are trusted")
-    ui.add_argument(
-        "--root-path", type=_root_path, metavar="PATH", default="",
-        help="path at which a proxy serves the page; the proxy removes it from requests",
-    )  # fmt: skip
-    ui.add_argument("--label", type=text, default="", help="the environment, such as production, shown on every page")
+    for name, dest, read, metavar, default, about in (
+        ("--users", "users", Path, "FILE", None, "lines NAME:ROLE:HASH, as ui-user prints them"),
+        ("--token-file", "tokens", Path, "FILE", None, "lines ROLE:TOKEN, for /api with a bearer token"),
+        ("--proxy-header", "proxy_header", text, "NAME", None, "the header in which the proxy names the user"),
+        ("--trusted-proxies", "trusted_proxies", text, "CIDR,…", None, "networks of the proxies that are trusted"),
+        ("--root-path", "root_path", _root_path, "PATH", "", "path at which a proxy serves the page, and removes it"),
+        ("--label", "label", text, "TEXT", "", "the environment, such as production, shown on every page"),
+    ):
+        ui.add_argument(name, dest=dest, type=read, metavar=metavar, default=default, help=about)
     ui.add_argument("--read-only", action="store_true", help="refuse every action")
     ui.add_argument("--show-payloads", action="store_true", help="show payloads and headers to operators")
     ui.set_defaults(extra="ui")
@@ -81,18 +81,7 @@ def _ui(arguments: argparse.Namespace) -> int:
     database = load_database(arguments)
     database.require_dsn()
     logs.configure("info", "json" if not sys.stderr.isatty() else "console")
-    serving = Serving(
-        arguments.listen,
-        arguments.auth,
-        arguments.users,
-        arguments.token_file,
-        arguments.proxy_header,
-        arguments.trusted_proxies,
-        arguments.read_only,
-        arguments.show_payloads,
-        arguments.root_path,
-        arguments.label,
-    )
+    serving = Serving(**{each.name: getattr(arguments, each.name) for each in dataclasses.fields(Serving)})
     serve(
         serving, database.dsn, pooler=database.pooler == "transaction", say=lambda address: print(address, flush=True)
     )

@@ -5,42 +5,37 @@ docs/emitting.md and docs/consumers.md show every use.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, Unpack
 from uuid import UUID
 
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
-from outbox_relay import emit_spans
 from outbox_relay.emit_rows import (
     NOT_GIVEN,
     Declared,
-    Dumps,
     Event,
     InvalidEvent,
     NotInTransaction,
-    columns,
     encoding_error,
-    refusal,
     row_of,
     rows_of,
-    time_text,
-    uid_text,
-    unencodable,
     warn_outside,
 )
-from outbox_relay.emit_spans import Row
-from outbox_relay.inbox_marks import (
-    InvalidMark,
-    NoTransaction,
-    consumer_of,
-    mark_of,
-    outside,
-    refused_mark,
-    uid_of,
-    unencodable_mark,
+from outbox_relay.emit_spans import CreateSpans
+from outbox_relay.inbox_marks import InvalidMark, NoTransaction, consumer_of, outside, uid_of
+from outbox_relay.statements import (
+    EventOptions,
+    Parameters,
+    Statement,
+    event_time,
+    event_uid,
+    many_events,
+    mark,
+    one_event,
+    statements,
 )
 
 if TYPE_CHECKING:
@@ -61,26 +56,7 @@ __all__ = [
     "uid_of",
 ]
 
-# Every parameter but the payload is sent as text, whatever codecs the application has set for other types.
-ONE: Final = """
-select outbox.emit_raw($1::text, $2::bytea, $3::text, $4::text::jsonb, $5::text::timestamptz, $6::text::uuid,
-                       $7::text, $8::text, $9::text::integer, $10::text)::text
-"""
-MANY: Final = """
-with locked as materialized (select outbox.lock_unique_keys($1::text[], $10::text[]) as number)
-select outbox.emit_raw(e.type, e.payload, e.key, e.headers::jsonb, e.deliver_at::timestamptz, e.uid::uuid,
-                       e.content_type, e.tenant, e.priority::integer, e.unique_key)::text,
-       outbox.event_index(null)
-  from locked
- cross join unnest($1::text[], $2::bytea[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
-                   $9::text[], $10::text[])
-       with ordinality e (type, payload, key, headers, deliver_at, uid, content_type, tenant, priority, unique_key,
-                          place)
- where locked.number is not null and outbox.event_index(e.place - 1) is not null
-"""
-CANCEL: Final = "select 1 where outbox.cancel($1::text::uuid)"
-RESCHEDULE: Final = "select 1 where outbox.reschedule($1::text::uuid, $2::text::timestamptz)"
-ONCE: Final = "select 1 where outbox.once($1::text, $2::text::uuid)"
+STATEMENTS: Final = statements(lambda _, place: f"${place}")
 REMEDY: Final = "async with conn.transaction():"
 """The remedy for a call outside a transaction."""
 
@@ -89,16 +65,7 @@ async def emit(
     conn: Connection,
     type: str | Declared,  # noqa: A002 - as for outbox.emit
     payload: Any = NOT_GIVEN,
-    *,
-    key: str | None = None,
-    headers: Mapping[str, str] | None = None,
-    deliver_at: datetime | None = None,
-    uid: UUID | None = None,
-    content_type: str | None = None,
-    dumps: Dumps | None = None,
-    tenant: str | None = None,
-    priority: int | None = None,
-    unique_key: str | None = None,
+    **options: Unpack[EventOptions],
 ) -> UUID:
     """Emit one event in the transaction of ``conn``, in one round trip; return its uid.
 
@@ -108,13 +75,10 @@ async def emit(
     Raises :class:`InvalidEvent` for an event that the outbox refuses, ``asyncpg.PostgresError`` for all other failures.
     """
     connection = _connection(conn)
-    event = Event(type, payload, key, headers, deliver_at, uid, content_type, dumps, tenant, priority, unique_key)
-    row = row_of(event)
+    row = row_of(Event(type, payload, **options))
     _warn_outside(connection)
-    if (spans := emit_spans.begin((row,))) is None:
-        return await _insert(connection, row)
-    with spans:
-        return spans.emitted([await _insert(connection, *spans.rows)])[0]
+    with CreateSpans([row]) as spans:
+        return spans.emitted(_uids(await _fetch(connection, STATEMENTS.one, one_event(*spans.rows))))[0]
 
 
 async def emit_many(conn: Connection, events: Iterable[Event | Declared]) -> list[UUID]:
@@ -128,10 +92,8 @@ async def emit_many(conn: Connection, events: Iterable[Event | Declared]) -> lis
     if not rows:
         return []
     _warn_outside(connection)
-    if (spans := emit_spans.begin(rows)) is None:
-        return await _insert_many(connection, rows)
-    with spans:
-        return spans.emitted(await _insert_many(connection, spans.rows))
+    with CreateSpans(rows) as spans:
+        return spans.emitted(_uids(await _fetch(connection, STATEMENTS.many, many_events(spans.rows))))
 
 
 async def cancel(conn: Connection, uid: UUID) -> bool:
@@ -139,7 +101,7 @@ async def cancel(conn: Connection, uid: UUID) -> bool:
 
     As ``outbox.cancel``, but raises ``asyncpg.PostgresError``.
     """
-    return await _change(_connection(conn, "cancel"), CANCEL, uid_text(uid))
+    return bool(await _fetch(_connection(conn, "cancel"), STATEMENTS.cancel, event_uid(uid)))
 
 
 async def reschedule(conn: Connection, uid: UUID, at: datetime) -> bool:
@@ -147,7 +109,7 @@ async def reschedule(conn: Connection, uid: UUID, at: datetime) -> bool:
 
     As ``outbox.reschedule``, but raises ``asyncpg.PostgresError``.
     """
-    return await _change(_connection(conn, "reschedule"), RESCHEDULE, uid_text(uid), time_text("at", at))
+    return bool(await _fetch(_connection(conn, "reschedule"), STATEMENTS.reschedule, event_time(uid, at)))
 
 
 async def once(conn: Connection, consumer: str, uid: UUID | str) -> bool:
@@ -158,61 +120,35 @@ async def once(conn: Connection, consumer: str, uid: UUID | str) -> bool:
     Raises :class:`NoTransaction` outside a transaction, :class:`InvalidMark` for a name or a uid that the inbox
     refuses, ``asyncpg.PostgresError`` for all other failures.
     """
-    connection = _connection(conn, "once", "docs/consumers.md")
-    mark = mark_of(consumer, uid)
+    connection = _connection(conn, "once")
+    parameters = mark(consumer, uid)
     if not connection.is_in_transaction():
         raise outside(REMEDY)
+    return bool(await _fetch(connection, STATEMENTS.once, parameters))
+
+
+async def _fetch(connection: Connection, statement: Statement, parameters: Parameters) -> list[asyncpg.Record]:
+    """Run a statement and return its rows. Raises ``InvalidEvent``, ``InvalidMark`` or ``asyncpg.PostgresError``."""
     try:
-        return await connection.fetchrow(ONCE, *mark) is not None
-    except asyncpg.InvalidParameterValueError as error:
-        if (refused := refused_mark(error.message)) is not None:
-            raise refused from None
-        raise
+        return await connection.fetch(statement.sql, *parameters.values())
     except asyncpg.DataError as error:
-        if (lacking := encoding_error(error)) is not None:
-            raise unencodable_mark(lacking) from None
-        raise
-
-
-async def _insert(connection: Connection, row: Row) -> UUID:
-    try:
-        return UUID(await connection.fetchval(ONE, *row))
-    except asyncpg.DataError as error:
-        if (refused := _refusal(error)) is not None:
+        if (lacking := encoding_error(error)) is not None:  # asyncpg's own error, whose message shows the text
+            raise statement.unencodable(lacking) from None
+        is_refusal = isinstance(error, asyncpg.InvalidParameterValueError)
+        if is_refusal and (refused := statement.refusal(error.message)) is not None:
             raise refused from None
         raise
 
 
-async def _insert_many(connection: Connection, rows: list[Row]) -> list[UUID]:
-    try:
-        many = await connection.fetch(MANY, *columns(rows))
-        return [UUID(found[0]) for found in many]
-    except asyncpg.DataError as error:
-        if (refused := _refusal(error)) is not None:
-            raise refused from None
-        raise
+def _uids(rows: list[asyncpg.Record]) -> list[UUID]:
+    return [UUID(row[0]) for row in rows]
 
 
-async def _change(connection: Connection, statement: str, *parameters: str) -> bool:
-    try:
-        return await connection.fetchrow(statement, *parameters) is not None
-    except asyncpg.InvalidParameterValueError as error:
-        if (refused := refusal(error.message)) is not None:
-            raise refused from None
-        raise
-
-
-def _refusal(error: asyncpg.DataError) -> InvalidEvent | None:
-    """Return the error about the event, or None for another one. asyncpg's own would show the text it cannot encode."""
-    if (lacking := encoding_error(error)) is not None:
-        return unencodable(lacking)
-    return refusal(error.message) if isinstance(error, asyncpg.InvalidParameterValueError) else None
-
-
-def _connection(conn: object, name: str = "emit", page: str = "docs/emitting.md") -> Connection:
+def _connection(conn: object, name: str = "emit") -> Connection:
     if isinstance(conn, asyncpg.Connection | PoolConnectionProxy):
         return conn  # pyright: ignore[reportUnknownVariableType] - the class of its records
     kind = f"{conn.__class__.__module__}.{conn.__class__.__qualname__}"
+    page = "docs/consumers.md" if name == "once" else "docs/emitting.md"
     raise TypeError(f"{name} takes a connection of asyncpg, not {kind}; {page} has the functions for others")
 
 

@@ -5,43 +5,40 @@ docs/emitting.md and docs/consumers.md show every use.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, Unpack, cast
 from uuid import UUID
 
-from sqlalchemy import Connection
+from sqlalchemy import ARRAY, Connection, LargeBinary, String, TextClause, bindparam, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, scoped_session
 
-from outbox_relay import emit_spans
-from outbox_relay.contrib.sqlalchemy_statements import (
-    CANCEL,
-    RESCHEDULE,
-    change,
-    insert,
-    insert_many,
-    insert_mark,
-    is_autocommit,
-)
 from outbox_relay.emit_rows import (
     NOT_GIVEN,
     Declared,
-    Dumps,
     Event,
     InvalidEvent,
     NotInTransaction,
+    encoding_error,
     row_of,
     rows_of,
-    time_text,
-    uid_text,
     warn_outside,
 )
-from outbox_relay.inbox_marks import (
-    InvalidMark,
-    NoTransaction,
-    consumer_of,
-    mark_of,
-    uid_of,
+from outbox_relay.emit_spans import CreateSpans, Row
+from outbox_relay.inbox_marks import InvalidMark, NoTransaction, consumer_of, outside, uid_of
+from outbox_relay.statements import (
+    COLUMNS,
+    PAYLOAD,
+    EventOptions,
+    Parameters,
+    Statement,
+    event_time,
+    event_uid,
+    many_events,
+    mark,
+    one_event,
+    statements,
 )
 
 if TYPE_CHECKING:  # imported when it is used, because it needs greenlet, which plain SQLAlchemy does not install
@@ -73,22 +70,29 @@ Caller: TypeAlias = Session | scoped_session[Any] | Connection
 
 REMEDY: Final = "with engine.begin() as conn:"
 """The remedy for a call in autocommit mode."""
+REFUSED: Final = "22023"
+"""The SQLSTATE of an event or a mark that the database refuses."""
+STATEMENTS: Final = statements(lambda name, _: f":{name}")
+
+
+def _typed(statement: Statement, *, many: bool = False) -> TextClause:
+    """Return a statement whose parameters are sent with the types that it casts them from."""
+    clause = text(statement.sql)
+    kinds = {name: LargeBinary() if name == PAYLOAD else String() for name in (*COLUMNS, "at", "consumer")}
+    used = [name for name in kinds if f":{name} " in statement.sql]
+    return clause.bindparams(*(bindparam(name, type_=ARRAY(kinds[name]) if many else kinds[name]) for name in used))
+
+
+CLAUSES: Final[Mapping[Statement, TextClause]] = {
+    statement: _typed(statement, many=statement is STATEMENTS.many) for statement in STATEMENTS
+}
 
 
 def emit(
     conn: Caller,
     type: str | Declared,  # noqa: A002 - as for outbox.emit
     payload: Any = NOT_GIVEN,
-    *,
-    key: str | None = None,
-    headers: Mapping[str, str] | None = None,
-    deliver_at: datetime | None = None,
-    uid: UUID | None = None,
-    content_type: str | None = None,
-    dumps: Dumps | None = None,
-    tenant: str | None = None,
-    priority: int | None = None,
-    unique_key: str | None = None,
+    **options: Unpack[EventOptions],
 ) -> UUID:
     """Emit one event in the transaction of a session or connection, in one round trip; return its uid.
 
@@ -99,14 +103,10 @@ def emit(
     failures.
     """
     connection = _connection(_caller(conn))
-    event = Event(type, payload, key, headers, deliver_at, uid, content_type, dumps, tenant, priority, unique_key)
-    row = row_of(event)
+    row = row_of(Event(type, payload, **options))
     if is_autocommit(connection):
         warn_outside(REMEDY, 2)
-    if (spans := emit_spans.begin((row,))) is None:
-        return insert(connection, row)
-    with spans:
-        return spans.emitted([insert(connection, *spans.rows)])[0]
+    return _insert_one(connection, row)
 
 
 def emit_many(conn: Caller, events: Iterable[Event | Declared]) -> list[UUID]:
@@ -121,37 +121,21 @@ def emit_many(conn: Caller, events: Iterable[Event | Declared]) -> list[UUID]:
     connection = _connection(caller)
     if is_autocommit(connection):
         warn_outside(REMEDY, 2)
-    if (spans := emit_spans.begin(rows)) is None:
-        return insert_many(connection, rows)
-    with spans:
-        return spans.emitted(insert_many(connection, spans.rows))
+    return _insert_many(connection, rows)
 
 
 async def aemit(
     conn: AsyncCaller,
     type: str | Declared,  # noqa: A002 - as for outbox.emit
     payload: Any = NOT_GIVEN,
-    *,
-    key: str | None = None,
-    headers: Mapping[str, str] | None = None,
-    deliver_at: datetime | None = None,
-    uid: UUID | None = None,
-    content_type: str | None = None,
-    dumps: Dumps | None = None,
-    tenant: str | None = None,
-    priority: int | None = None,
-    unique_key: str | None = None,
+    **options: Unpack[EventOptions],
 ) -> UUID:
     """Emit one event in the transaction of an asynchronous session or connection, as :func:`emit` does."""
     connection = await _async_connection(_async_caller(conn))
-    event = Event(type, payload, key, headers, deliver_at, uid, content_type, dumps, tenant, priority, unique_key)
-    row = row_of(event)
+    row = row_of(Event(type, payload, **options))
     if await connection.run_sync(is_autocommit):
         warn_outside(f"async {REMEDY}", 2)
-    if (spans := emit_spans.begin((row,))) is None:
-        return await connection.run_sync(insert, row)
-    with spans:
-        return spans.emitted([await connection.run_sync(insert, *spans.rows)])[0]
+    return await connection.run_sync(_insert_one, row)
 
 
 async def aemit_many(conn: AsyncCaller, events: Iterable[Event | Declared]) -> list[UUID]:
@@ -162,10 +146,7 @@ async def aemit_many(conn: AsyncCaller, events: Iterable[Event | Declared]) -> l
     connection = await _async_connection(caller)
     if await connection.run_sync(is_autocommit):
         warn_outside(f"async {REMEDY}", 2)
-    if (spans := emit_spans.begin(rows)) is None:
-        return await connection.run_sync(insert_many, rows)
-    with spans:
-        return spans.emitted(await connection.run_sync(insert_many, spans.rows))
+    return await connection.run_sync(_insert_many, rows)
 
 
 def cancel(conn: Caller, uid: UUID) -> bool:
@@ -173,8 +154,8 @@ def cancel(conn: Caller, uid: UUID) -> bool:
 
     As ``outbox.cancel``, but raises ``sqlalchemy.exc.SQLAlchemyError``. A session is flushed first.
     """
-    parameters = {"uid": uid_text(uid)}
-    return change(_connection(_caller(conn, "cancel")), CANCEL, parameters)
+    parameters = event_uid(uid)
+    return bool(_fetch(_connection(_caller(conn, "cancel")), STATEMENTS.cancel, parameters))
 
 
 def reschedule(conn: Caller, uid: UUID, at: datetime) -> bool:
@@ -182,22 +163,22 @@ def reschedule(conn: Caller, uid: UUID, at: datetime) -> bool:
 
     As ``outbox.reschedule``, but raises ``sqlalchemy.exc.SQLAlchemyError``. A session is flushed first.
     """
-    parameters = {"uid": uid_text(uid), "at": time_text("at", at)}
-    return change(_connection(_caller(conn, "reschedule")), RESCHEDULE, parameters)
+    parameters = event_time(uid, at)
+    return bool(_fetch(_connection(_caller(conn, "reschedule")), STATEMENTS.reschedule, parameters))
 
 
 async def acancel(conn: AsyncCaller, uid: UUID) -> bool:
     """Cancel a scheduled event in the transaction of an asynchronous session or connection, as :func:`cancel` does."""
-    parameters = {"uid": uid_text(uid)}
+    parameters = event_uid(uid)
     connection = await _async_connection(_async_caller(conn, "cancel"))
-    return await connection.run_sync(change, CANCEL, parameters)
+    return bool(await connection.run_sync(_fetch, STATEMENTS.cancel, parameters))
 
 
 async def areschedule(conn: AsyncCaller, uid: UUID, at: datetime) -> bool:
     """Move a scheduled event over an asynchronous session or connection, as :func:`reschedule` does."""
-    parameters = {"uid": uid_text(uid), "at": time_text("at", at)}
+    parameters = event_time(uid, at)
     connection = await _async_connection(_async_caller(conn, "reschedule"))
-    return await connection.run_sync(change, RESCHEDULE, parameters)
+    return bool(await connection.run_sync(_fetch, STATEMENTS.reschedule, parameters))
 
 
 def once(conn: Caller, consumer: str, uid: UUID | str) -> bool:
@@ -209,18 +190,76 @@ def once(conn: Caller, consumer: str, uid: UUID | str) -> bool:
     Raises :class:`NoTransaction` in autocommit mode, :class:`InvalidMark` for a name or a uid that the inbox refuses,
     ``sqlalchemy.exc.SQLAlchemyError`` for all other failures.
     """
-    caller, mark = _caller(conn, "once"), mark_of(consumer, uid)
-    return insert_mark(caller if isinstance(caller, Connection) else caller.connection(), mark, REMEDY)
+    caller, parameters = _caller(conn, "once"), mark(consumer, uid)
+    connection = caller if isinstance(caller, Connection) else caller.connection()
+    if is_autocommit(connection):
+        raise outside(REMEDY)
+    return bool(_fetch(connection, STATEMENTS.once, parameters))
 
 
 async def aonce(conn: AsyncCaller, consumer: str, uid: UUID | str) -> bool:
     """Mark an event in the transaction of an asynchronous session or connection, as :func:`once` does."""
-    caller, mark = _async_caller(conn, "once"), mark_of(consumer, uid)
+    caller, parameters = _async_caller(conn, "once"), mark(consumer, uid)
     connection = await _async_connection(caller, flush=False)
-    return await connection.run_sync(insert_mark, mark, f"async {REMEDY}")
+    if await connection.run_sync(is_autocommit):
+        raise outside(f"async {REMEDY}")
+    return bool(await connection.run_sync(_fetch, STATEMENTS.once, parameters))
+
+
+# -- the statements -----------------------------------------------------------------------------------------------
+
+
+def _insert_one(connection: Connection, row: Row) -> UUID:
+    with CreateSpans([row]) as spans:
+        return spans.emitted(_uids(_fetch(connection, STATEMENTS.one, one_event(*spans.rows))))[0]
+
+
+def _insert_many(connection: Connection, rows: list[Row]) -> list[UUID]:
+    with CreateSpans(rows) as spans:
+        return spans.emitted(_uids(_fetch(connection, STATEMENTS.many, many_events(spans.rows))))
+
+
+def _uids(rows: Sequence[Sequence[Any]]) -> list[UUID]:
+    return [UUID(row[0]) for row in rows]
+
+
+def _fetch(connection: Connection, statement: Statement, parameters: Parameters) -> Sequence[Sequence[Any]]:
+    """Run a statement and return its rows. Raises ``InvalidEvent``, ``InvalidMark`` or ``SQLAlchemyError``."""
+    try:
+        return connection.execute(CLAUSES[statement], parameters).all()
+    except UnicodeEncodeError as error:
+        raise statement.unencodable(error) from None
+    except DBAPIError as error:
+        if (lacking := encoding_error(error.orig)) is not None:  # asyncpg's own error, whose message shows the text
+            raise statement.unencodable(lacking) from None
+        if (refused := statement.refusal(_refused_because(error))) is not None:
+            raise refused from None
+        error.hide_parameters = True  # they hold the payload
+        raise
+
+
+def _refused_because(error: DBAPIError) -> str | None:
+    """Return the message of the database for a value that it refuses, or None for another error."""
+    found: Any = error.orig
+    fields = _fields_of_pg8000(found)
+    if REFUSED not in (getattr(found, "sqlstate", None), getattr(found, "pgcode", None), fields.get("C")):
+        return None
+    diagnosis = getattr(found, "diag", None)  # of psycopg; asyncpg's own error is the cause
+    return fields.get("M", str(found.__cause__ or found)) if diagnosis is None else diagnosis.message_primary
+
+
+def _fields_of_pg8000(error: Any) -> Mapping[str, str]:
+    """Return the fields of an error of pg8000, which is made of them; none for another driver."""
+    [first, *_] = error.args or (None,)
+    return cast("Mapping[str, str]", first) if isinstance(first, dict) else {}
 
 
 # -- the connection -----------------------------------------------------------------------------------------------
+
+
+def is_autocommit(connection: Connection) -> bool:
+    """Return True if each statement of the connection is a transaction of its own."""
+    return bool(getattr(connection.connection.dbapi_connection, "autocommit", False))
 
 
 def _caller(conn: object, name: str = "emit") -> Session | Connection:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Le
 
 from outbox_relay.domain.outcomes import clip
 
@@ -10,20 +13,24 @@ DOWN_SECONDS = 30.0
 """Time after which a circuit opens, however few events there are, if every attempt since has been unavailable."""
 
 
+PAUSE_AFTER_SECONDS = 432_000.0
+"""Time for which a destination may be down before its sink is paused until a person resumes it: five days."""
+
+
 @dataclass(frozen=True, slots=True)
 class CircuitPolicy:
-    """The limits of a circuit.
+    """The table ``circuit`` of a sink: when it stops because its destination is down, and the pace of its probes.
 
-    It opens after consecutive failures of ``open_after`` different events, or once nothing but unavailable attempts
-    was seen for ``DOWN_SECONDS``. The first probe follows after ``probe_seconds``; the interval doubles up to
-    ``probe_max_seconds``. A sink whose destination was down for ``pause_after_seconds`` is paused until a person
-    resumes it; 0 disables that.
+    The circuit opens after consecutive failures of ``open_after`` different events, or once nothing but unavailable
+    attempts was seen for ``DOWN_SECONDS``.
     """
 
-    open_after: int = 20
-    probe_seconds: float = 1.0
-    probe_max_seconds: float = 60.0
-    pause_after_seconds: float = 432_000.0
+    open_after: Annotated[int, Ge(1), Le(10_000)] = 20
+    """Failures and refusals in a row, of different events, after which the circuit opens, 1 to 10000."""
+    probe_seconds: Annotated[float, Gt(0), Le(3600)] = 1.0
+    """Time to the first probe, doubled after each further one, in seconds, above 0 and at most 3600."""
+    probe_max_seconds: Annotated[float, Gt(0), Le(86_400)] = 60.0
+    """Longest time between probes, in seconds, probe_seconds to 86400."""
 
 
 class Circuit:

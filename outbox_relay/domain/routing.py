@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 TYPE_CHARS = 255
 """Longest event type, in characters."""
@@ -77,6 +78,13 @@ def like_patterns(patterns: Iterable[str]) -> tuple[str, ...] | None:
     """Return the patterns of a sink for SQL, or None if they match every type except those of notices."""
     given = tuple(patterns)
     return None if "*" in given and NOTICES not in given else tuple(like_pattern(pattern) for pattern in given)
+
+
+class SinkRoutes(NamedTuple):
+    """The routes that a generation of a sink names: its event-type patterns, and its setting ``claim``."""
+
+    patterns: tuple[str, ...]
+    claim: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from outbox_relay.domain.errors import PositionsMissing
-from outbox_relay.domain.sink_spec import SinkRoutes
+from outbox_relay.domain.routing import SinkRoutes
 from outbox_relay.domain.window import Position, Tick
 from outbox_relay.postgres.database import Database
 from outbox_relay.postgres.rows import Claimed, Entries, RelayRank, ScheduledPlace

@@ -236,7 +236,7 @@ class Dispatcher:
         """Send events again whose time has come. Others come soon once the destination answers: positions wait."""
         if self._circuit.unavailable_since != self._unavailable_since:
             self._unavailable_since = self._circuit.unavailable_since
-            soon = now + self._parts.spec.circuit.probe_seconds
+            soon = now + self._parts.spec.settings.circuit.probe_seconds
             self._again = sorted((min(at, soon), number, work) for at, number, work in self._again)
         while self._again and self._again[0][0] <= now:
             self._turns.append(heapq.heappop(self._again)[2])
@@ -482,7 +482,7 @@ class Dispatcher:
         work.began = began if work.began is None else work.began
         answers_others = work.unavailable_since not in (None, circuit.unavailable_since)
         if answers_others and now - work.began >= spec.park_after_seconds:
-            self._outcomes.park(work.chunk, work.indexes[0], "waiting", due_in=spec.circuit.probe_seconds)
+            self._outcomes.park(work.chunk, work.indexes[0], "waiting", due_in=spec.settings.circuit.probe_seconds)
             self._end_turn(work.events[0])
             return
         if work.unavailable_since is None:

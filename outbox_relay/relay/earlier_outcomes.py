@@ -12,8 +12,8 @@ from uuid import UUID
 
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.in_flight import InFlight
-from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.postgres.store import Store
+from outbox_relay.relay.sink_spec import SinkSpec
 
 LOOK_SECONDS = 10.0
 """Interval at which a sink with dead rows is asked whether there are any left. Keys count as free for as long."""

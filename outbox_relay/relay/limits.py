@@ -9,20 +9,18 @@ from collections.abc import Callable, Mapping
 from outbox_relay.domain.errors import StatementFailed
 from outbox_relay.domain.event import SHARDS
 from outbox_relay.domain.sink_limits import TokenBucket, in_flight_share
-from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.domain.troubles import Troubles
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.sink_leases import SinkLeases
+from outbox_relay.relay.sink_spec import SinkSpec
 
 NO_LIMIT = 1 << 31
 COUNT_SECONDS = 1.0
 """Minimum interval between two counts of rows."""
-COUNT_SHARE = 20
-"""Minimum interval between two counts, as a multiple of the duration of a count."""
+COUNT_SHARE, QUEUE_COUNT_SHARE = 20, 100
+"""Minimum interval between two counts, as a multiple of the duration of a count, and of that of a queue."""
 COUNT_PAGE = 100_000
 """Maximum number of rows of a queue that one statement counts."""
-RECOUNT_SECONDS = 60.0
-"""Maximum interval between two counts of a queue while rows are made, however far the bound is."""
 TROUBLE_SECONDS = 5.0
 """Minimum duration of trouble with a part of the destination. By then the rows of its events are in the database."""
 FORGET_SECONDS = 150.0
@@ -166,10 +164,10 @@ class RateShare:
 
 
 class RowBound:
-    """The bound of the rows of a sink that are to be delivered: ``parked_max``, or ``rows_max`` of a queue.
+    """The bound of the rows of a sink that are to be delivered: ``pending_max``.
 
-    It is counted in the database, seldom while it is far. Between two counts the rows that this relay makes, and those
-    of a queue that it delivers, count for those of all relays, by its part of the shards.
+    It is counted in the database, the more seldom the longer that takes. Between two counts the rows that this relay
+    makes, and those of a queue that it delivers, count for those of all relays, by its part of the shards.
 
     Trouble is that of a part of the destination, such as a topic: its events become rows while the others flow.
     """
@@ -182,12 +180,12 @@ class RowBound:
         self._leases = leases
         self._unsettled = unsettled
         self._now = now
-        self._most = spec.rows_max if spec.queued else spec.parked_max
+        self._most = spec.settings.pending_max
         self._troubles = Troubles()
         self._troubled_at = NEVER_BEFORE
         self._count = 0
         self._changed = 0.0
-        self._counted_at: float | None = None
+        self._is_counted = False
         self.count_at = NEVER_BEFORE
         """The time when the next count is due, in seconds of the clock."""
         self._failure: str | None = None
@@ -212,9 +210,8 @@ class RowBound:
     @property
     def notice(self) -> str | None:
         """The trouble, or the full bound, as it is shown to people."""
-        if self.full and self._counted_at is not None:
-            name = "rows_max" if self._spec.queued else "parked_max"
-            text = f"{self._most} events wait as rows, and no more than that may ({name}): the sink waits for them"
+        if self.full and self._is_counted:
+            text = f"{self._most} events wait as rows, and no more than that may (pending_max): the sink waits for them"
             behind = "; those behind a dead letter wait until it is retried or discarded" if self._spec.hold else ""
             return f"{self._troubles.text}; {text}" if self._troubles else text + behind
         return self._troubles.text or (f"events do not become rows: {self._failure}" if self._failure else None)
@@ -245,11 +242,7 @@ class RowBound:
         """Count the rows in the database if that is due. A count that failed leaves the last one, at first 0."""
         if now < self.count_at:
             return
-        if self._counted_at is not None and not (self._count or self._changed or self._troubles):
-            return
-        near = abs(self._changed) >= (self._most - self._count) / 2 or self.full
-        is_seldom = self._spec.queued and not near and self._counted_at is not None
-        if is_seldom and now - (self._counted_at or 0.0) < RECOUNT_SECONDS:
+        if self._is_counted and not (self._count or self._changed or self._troubles):
             return
         troubled, changed = bool(self._troubles), self._changed
         try:
@@ -259,12 +252,13 @@ class RowBound:
                 self._count, waiting = self._store.count_parked(self._spec.name, self._most, trouble=troubled)
                 self._count += self._unsettled()
         except StatementFailed:
-            self._counted_at = now if self._counted_at is None else self._counted_at
+            self._is_counted = True
             self.count_at = now + COUNT_SECONDS
             return
         self._changed -= changed
-        self._counted_at = now
-        self.count_at = now + max(COUNT_SECONDS, COUNT_SHARE * (self._now() - now))
+        self._is_counted = True
+        share = QUEUE_COUNT_SHARE if self._spec.queued else COUNT_SHARE
+        self.count_at = now + max(COUNT_SECONDS, share * (self._now() - now))
         if troubled:
             self._forget_troubles(now, waiting=waiting)
 

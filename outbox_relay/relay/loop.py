@@ -64,14 +64,14 @@ class Session:
         spec, store, leases, clock = parts.spec, parts.store, parts.leases, parts.clock
         parts.now, parts.now_at = began.now, clock.monotonic()
         self.in_flight = InFlight()
-        self.circuit = Circuit(spec.circuit)
+        self.circuit = Circuit(spec.settings.circuit)
         replay_log = None if spec.replay is None else ReplayLog(store, spec.replay)
         self.settler = Settler(
             *(replay_log or store, leases, parts.relay, self.in_flight, loop.recorder, began.incarnation),
             clock.monotonic,
             self._written,
             hold=spec.hold,
-            only_tried=spec.record_attempts == "failures",
+            only_tried=spec.settings.record_attempts == "failures",
             measures=parts.measures,
             of_replay=replay_log is not None,
         )

@@ -36,7 +36,6 @@ from outbox_relay.domain.outcomes import (
 )
 from outbox_relay.domain.retry import requested_delay
 from outbox_relay.domain.sink_limits import spread_of
-from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.postgres.rows import ClaimedRow, NewRow, RowUpdate
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.calls import Permit, SentCall
@@ -44,6 +43,7 @@ from outbox_relay.relay.limits import RateShare, RowBound, Slots
 from outbox_relay.relay.measures import DeadReason, DeliveredCall, SinkMeasures
 from outbox_relay.relay.settle import Settler
 from outbox_relay.relay.sink_leases import SinkLeases
+from outbox_relay.relay.sink_spec import SinkSpec
 from outbox_relay.sinks import Sink
 
 LEASE_MARGIN_SECONDS = 5.0
@@ -266,7 +266,8 @@ class Outcomes:
         return Unavailable(verdict.reason, verdict.status, retry_after, verdict.attempt)
 
     def _unavailable(self, event: StoredEvent, verdict: Unavailable, permit: Permit) -> None:
-        retry_after = requested_delay(verdict.retry_after_seconds, self.parts.spec.retry, self.parts.clock.noise())
+        policy = self.parts.spec.settings.retry
+        retry_after = requested_delay(verdict.retry_after_seconds, policy, self.parts.clock.noise())
         if verdict.gone:
             self.gone = verdict.reason
             retry_after = max(retry_after, GONE_SECONDS)
@@ -299,15 +300,15 @@ class Outcomes:
 
     def _decide(self, event: StoredEvent, attempts: int, verdict: Verdict) -> tuple[Settlement, AttemptRecord | None]:
         spec, clock = self.parts.spec, self.parts.clock
-        settlement = decide(attempts, verdict, spec.retry, clock.noise())
-        return settlement, failure_record(spec.record_attempts, event, settlement, attempts, clock.monotonic())
+        settlement, mode = decide(attempts, verdict, spec.settings.retry, clock.noise()), spec.settings.record_attempts
+        return settlement, failure_record(mode, event, settlement, attempts, clock.monotonic())
 
     def record_delivered(
         self, events: Sequence[StoredEvent], verdicts: Sequence[Verdict] | None, seconds: float
     ) -> None:
         """Count the delivery of events at their first attempt, and record it if the sink records all attempts."""
         self.parts.measures.delivered(events, seconds, self.parts.db_time())
-        if self.parts.spec.record_attempts == "all":
+        if self.parts.spec.settings.record_attempts == "all":
             now = self.parts.clock.monotonic()
             for event, verdict in zip(events, verdicts or [DELIVERED] * len(events), strict=True):
                 if isinstance(verdict, Delivered) and (record := delivery_record("all", event, verdict, 0, now)):
@@ -350,7 +351,7 @@ class Outcomes:
     def defer(self, chunk: Chunk, index: int) -> None:
         """Make the event at ``index`` a row that is due at the next probe of the destination."""
         if not self.park_unless_deliverable(chunk, index):
-            self.park(chunk, index, "waiting", due_in=self.parts.spec.circuit.probe_seconds)
+            self.park(chunk, index, "waiting", due_in=self.parts.spec.settings.circuit.probe_seconds)
 
     def park(
         self,
@@ -466,7 +467,7 @@ class Outcomes:
         self._send_back(row, back, dead)
 
     def _row_delivered(self, row: ClaimedRow, verdict: Verdict, seconds: float) -> None:
-        now, mode = self.parts.clock.monotonic(), self.parts.spec.record_attempts
+        now, mode = self.parts.clock.monotonic(), self.parts.spec.settings.record_attempts
         self._unmeasured.append(DeliveredCall(row.event, seconds, now))
         record = None
         if isinstance(verdict, Delivered):

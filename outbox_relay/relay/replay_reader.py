@@ -18,11 +18,11 @@ from outbox_relay.domain.attempts import AttemptRecord
 from outbox_relay.domain.errors import LeaseLost
 from outbox_relay.domain.event import ID, StoredEvent, pop_passed_by
 from outbox_relay.domain.in_flight import Chunk, ShardGroup
-from outbox_relay.domain.sink_spec import ReplaySpec
 from outbox_relay.domain.window import BEGINNING, EVERYTHING, MAX_ID, Position, Tick, WindowSlice
 from outbox_relay.postgres.rows import MOST_PAYLOAD, NewRow, WindowRequest
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.log_reader import NEVER, REST_SECONDS, Answer, LogReader
+from outbox_relay.relay.sink_spec import ReplaySpec
 
 PER_SLOT = 4
 """Events in one read for each request that may be in flight, so that a pause need not wait for many of them."""

@@ -6,15 +6,16 @@ from collections.abc import Mapping
 
 from structlog.stdlib import BoundLogger
 
+from outbox_relay.domain.circuit import PAUSE_AFTER_SECONDS
 from outbox_relay.domain.errors import DatabaseUnusable, PositionsMissing, RelayError, StatementFailed
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import Attempt, clip
 from outbox_relay.domain.rate_limited_log import RateLimitedLog
-from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.formats.trace_context import trace_id
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.outcomes import Outcomes
 from outbox_relay.relay.sink_leases import SinkLeases
+from outbox_relay.relay.sink_spec import SinkSpec
 from outbox_relay.sinks import Sink
 
 RECORD_SECONDS = 1.0
@@ -111,7 +112,7 @@ class SinkFault:
         """Return the reason why ``sink`` cannot be served; None if it can."""
         if self._leases.missing:
             return MISSING.format(spec.name)
-        if self._leases.superseded and self._leases.row.claim != spec.claim:
+        if self._leases.superseded and self._leases.row.claim != spec.settings.claim:
             return OTHER_CLAIM.format(self._leases.row.claim)
         if self._refusal:
             return str(self._refusal)
@@ -191,7 +192,7 @@ class Report:
         if error is not None:
             self._own_error = True
             self._delivered_before = circuit.deliveries
-        paused = self._store.record_circuit(self._spec.name, *report, self._spec.circuit.pause_after_seconds)
+        paused = self._store.record_circuit(self._spec.name, *report, PAUSE_AFTER_SECONDS)
         self._leases.record_report(circuit.state, report[2])
         self._recorded, self._recorded_at = report, now
         if paused is not None:

@@ -17,10 +17,11 @@ from typing import NamedTuple
 from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.event import SHARDS
+from outbox_relay.domain.routing import SinkRoutes
 from outbox_relay.domain.sink_limits import NO_LIMITS, SinkLimits
-from outbox_relay.domain.sink_spec import SinkRoutes, SinkSpec
 from outbox_relay.postgres.rows import SinkRow, TickResult
 from outbox_relay.postgres.store import Store
+from outbox_relay.relay.sink_spec import SinkSpec
 
 UNSERVED_RENEWALS = 4
 """Number of consecutive renewals, a third of a lease apart, that must find no relay serving a superseded sink."""
@@ -81,8 +82,6 @@ class SinkLeases:
     """The number of shards that are this relay's fair share."""
     relays: int = field(default=1, init=False)
     """The number of live relays that serve the sink, at least one."""
-    excess: int = field(default=0, init=False)
-    """The number of shards to drain and release."""
     ends_at: float = field(default=0.0, init=False)
     """The ``lease_clock()`` value at which the lease on the sink ends, and so those of all shards."""
     ended: bool = field(default=False, init=False)
@@ -121,7 +120,7 @@ class SinkLeases:
     @property
     def staying(self) -> int:
         """The number of owned shards that are not to be drained."""
-        return max(0, len(self.held) - self.excess) if self.serving else 0
+        return min(len(self.held), self.quota) if self.serving else 0
 
     @property
     def sharing(self) -> int:
@@ -133,8 +132,7 @@ class SinkLeases:
 
         These are all shards if this relay does not serve the sink, else those above its quota.
         """
-        shards = sorted(self.held)
-        return set(shards[max(0, len(shards) - self.excess) :] if self.serving else shards)
+        return set(sorted(self.held)[self.staying :])
 
     # -- the session --------------------------------------------------------------------------------------------
 
@@ -220,7 +218,6 @@ class SinkLeases:
                 # In this order, for the watchdog: a shard of the session without a lease is a lost one.
                 self.adopted = {shard: epoch for shard, epoch in self.adopted.items() if shard not in epochs}
                 self.held = {shard: each for shard, each in self.held.items() if (shard, each.epoch) not in released}
-                self.excess = max(0, len(self.held) - self.quota)
         finally:
             with self._writing:
                 for shard in epochs:
@@ -310,10 +307,8 @@ class SinkLeases:
 
     def set_quota(self, quota: int) -> None:
         """Set the number of shards of this relay, and drain those above it."""
-        self.quota = quota
-        excess = max(0, len(self.held) - quota)
-        if excess != self.excess:
-            self.excess = excess
+        if quota != self.quota:
+            self.quota = quota
             self.wake()
 
     def observe_relays(self, relays: int, *, renewed: bool) -> None:
@@ -408,7 +403,7 @@ class SinkRegistration:
             return self.register(spec, log)
         if not leases.superseded or leases.held:
             return False
-        differs = tuple(leases.row.patterns) != tuple(spec.patterns) or leases.row.claim != spec.claim
+        differs = tuple(leases.row.patterns) != tuple(spec.patterns) or leases.row.claim != spec.settings.claim
         if differs and not leases.abandoned:
             return False
         result = self._store.tick()

@@ -79,7 +79,8 @@ def refused_values(settings: Settings) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name, sink in settings.sinks.items():
         if isinstance(sink, KafkaSettings):
-            values = {key: value for key, value in sink.producer.items() if key not in RUNS_CODE and not has_rule(key)}
+            given = sink.plain_producer.items()
+            values = {key: value for key, value in given if key not in RUNS_CODE and not has_rule(key)}
             faults = {key: fault for key, value in values.items() if (fault := value_fault(key, value)) is not None}
             if faults:
                 found[name] = [settings.at(("sinks", name, "producer", key), text) for key, text in faults.items()]

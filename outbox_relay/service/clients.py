@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from outbox_relay.domain.circuit import CircuitPolicy
 from outbox_relay.domain.errors import ConfigurationError
-from outbox_relay.domain.retry import RetryPolicy
-from outbox_relay.domain.routing import like_patterns
-from outbox_relay.domain.sink_limits import SinkLimits
-from outbox_relay.domain.sink_spec import SinkSpec
+from outbox_relay.relay.sink_spec import SinkSpec
 from outbox_relay.service.builtin_sinks import RelayContext
 from outbox_relay.service.own_addresses import Address
 from outbox_relay.service.tracing import Trace, untraced
@@ -53,27 +49,4 @@ class Clients:
 
 def build_specs(settings: Settings) -> dict[str, SinkSpec]:
     """Return the specification of every sink by its name."""
-    return {name: _spec(name, settings) for name in settings.sinks}
-
-
-def _spec(name: str, settings: Settings) -> SinkSpec:
-    sink = settings.sinks[name]
-    patterns = settings.patterns_for(name)
-    return SinkSpec(
-        name=name,
-        patterns=patterns,
-        types=like_patterns(patterns),
-        ordered=sink.order == "key" and sink.claim == "log",
-        hold=sink.when_dead == "hold",
-        start=sink.start,
-        park_after_seconds=settings.relay.park_after_seconds,
-        parked_max=sink.parked_max,
-        claim=sink.claim,
-        rows_max=sink.rows_max,
-        fair=sink.fair_by == "tenant",
-        tenants=sink.type == "python",
-        record_attempts=sink.record_attempts,
-        retry=RetryPolicy(**sink.retry.model_dump()),
-        circuit=CircuitPolicy(**sink.circuit.model_dump()),
-        limits=SinkLimits(sink.rate_per_second or None, sink.max_in_flight_total or None, sink.spread_seconds or None),
-    )
+    return {name: SinkSpec(name, settings.patterns_for(name), sink) for name, sink in settings.sinks.items()}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.settings import KafkaSettings
 from outbox_relay.sinks.kafka import KafkaSink, RecordFormat, TopicCreation
 from outbox_relay.sinks.kafka.schemas import EventSchemas, SubjectNaming
 from outbox_relay.sinks.kafka.settings import TokenProvider
 
+CACHE_SECONDS, MISSING_SECONDS = 300.0, 600.0
+"""Time after which a schema is asked for again, and for which events wait for one that is missing, in seconds."""
 STALL_MIN_SECONDS = 3.0
 """Minimum silence of a broker that counts as a stall; with a longer lease, a third of that."""
 
@@ -17,11 +21,11 @@ def kafka_sink(name: str, settings: KafkaSettings, lease_seconds: float, replay:
     return KafkaSink(
         name,
         settings.topic_template(),
-        settings.producer,
+        settings.plain_producer,
         max(STALL_MIN_SECONDS, lease_seconds / 3),
         record_format=_record_format(settings, replay),
         creation=_topic_creation(settings),
-        files=settings.producer_files,
+        secrets={name: partial(secret.read, str) for name, secret in settings.secret_producer.items()},
         hold_keys=replay is None and settings.when_dead == "hold" and settings.order == "key",
         topics=settings.topics,
         delivery_details=settings.record_attempts == "all",
@@ -49,15 +53,10 @@ def _event_schemas(name: str, settings: KafkaSettings) -> EventSchemas | None:
         options = RegistryOptions(
             registry.url,
             registry.format,
-            registry.auto_register,
-            registry.schema_files,
-            registry.username,
-            None if registry.password is None else registry.password.get_secret_value(),
-            registry.password_file,
-            registry.ca_file,
-            registry.client_certificate,
-            registry.client_key,
-            registry.timeout_seconds,
+            user_info=None if registry.user_info is None else partial(registry.user_info.read, str),
+            ca_file=registry.ca_file,
+            client_certificate=registry.client_certificate,
+            client_key=registry.client_key,
         )
         source = SchemaRegistry(options)
     except ImportError:
@@ -65,7 +64,7 @@ def _event_schemas(name: str, settings: KafkaSettings) -> EventSchemas | None:
         raise ConfigurationError(f"sinks.{name}.registry: {needs}") from None
     only = f"{settings.topic}-value" if registry.subject_name_strategy == "topic" and not topic.fields else None
     naming = SubjectNaming(registry.subject_name_strategy, registry.records)
-    return EventSchemas(naming, source, registry.cache_seconds, registry.missing_seconds, only=only)
+    return EventSchemas(naming, source, CACHE_SECONDS, MISSING_SECONDS, only=only)
 
 
 def _record_format(settings: KafkaSettings, replay: int | None) -> RecordFormat:
@@ -80,6 +79,5 @@ def _record_format(settings: KafkaSettings, replay: int | None) -> RecordFormat:
 
 
 def _topic_creation(settings: KafkaSettings) -> TopicCreation | None:
-    if settings.create_topics and settings.partitions and settings.replication_factor:
-        return TopicCreation(settings.partitions, settings.replication_factor)
-    return None
+    creation = settings.create_topics
+    return None if creation is None else TopicCreation(creation.partitions, creation.replication_factor)

@@ -17,12 +17,13 @@ from structlog.stdlib import BoundLogger
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.file_reading import is_stream, read_file
 from outbox_relay.domain.rate_limited_log import RateLimitedLog
-from outbox_relay.domain.sink_spec import SinkSpec
+from outbox_relay.relay.sink_spec import SinkSpec
 from outbox_relay.service.clients import Clients, build_specs
 from outbox_relay.service.logs import reason
 from outbox_relay.service.recorded_config import RecordedConfig
 from outbox_relay.service.sinks import ServedSinks
 from outbox_relay.service.supervisor import Supervisor
+from outbox_relay.service.webhooks import system_contents
 from outbox_relay.settings import Settings, differing, merged
 from outbox_relay.settings.effective import named_files
 from outbox_relay.settings.problems import dotted
@@ -186,8 +187,8 @@ def _opened(name: str, clients: Clients) -> Sink:
 
 
 def _contents(settings: Settings) -> dict[str, int]:
-    """Return a hash of the contents of each file that a sink's settings name, by setting. Blocks."""
-    found: dict[str, int] = {}
+    """Return a hash of the contents of each file that a sink uses, by setting. Blocks."""
+    found = system_contents(settings)
     for setting, file in named_files(settings).items():
         if setting.startswith("sinks."):
             try:

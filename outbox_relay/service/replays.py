@@ -16,11 +16,11 @@ from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.errors import ConfigurationError, RelayError, StatementFailed
 from outbox_relay.domain.rate_limited_log import RateLimitedLog
-from outbox_relay.domain.sink_spec import ReplaySpec, SinkSpec
 from outbox_relay.domain.thread_shortage import is_thread_shortage
 from outbox_relay.postgres.replay_statements import ReplayRow
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.keeper import Keeper
+from outbox_relay.relay.sink_spec import ReplaySpec, SinkSpec
 from outbox_relay.relay.ticks import Ticks
 from outbox_relay.service.sinks import ServedSink, new_loop
 from outbox_relay.service.supervisor import Supervisor
@@ -150,7 +150,7 @@ class Replays:
 
     def _begin(self, row: ReplayRow, inputs: ReplayInputs) -> None:
         name, target = f"~{row.id}", self._targets[inputs.configured]
-        spec = replace(inputs.spec, name=name, hold=False, claim="log", replay=ReplaySpec(row.id, row.named, row.rate))
+        spec = replace(inputs.spec, name=name, replay=ReplaySpec(row.id, row.named, row.rate))
         try:
             client = self._client(row.id, inputs)
         except (ConfigurationError, RuntimeError) as error:

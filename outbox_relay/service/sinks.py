@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from threading import Thread
 from typing import NamedTuple
 
 from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.errors import ConfigurationError
-from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.keeper import Keeper
 from outbox_relay.relay.loop import SinkLoop
 from outbox_relay.relay.measures import RelayMeasures, SinkMeasures
 from outbox_relay.relay.outcomes import Parts
 from outbox_relay.relay.sink_leases import SinkLeases
+from outbox_relay.relay.sink_spec import SinkSpec
 from outbox_relay.relay.ticks import Ticks
 from outbox_relay.service.supervisor import Supervisor
 from outbox_relay.sinks import Sink
@@ -172,7 +172,7 @@ class ServedSinks(Mapping[str, ServedSink]):
             if (served := self._sinks.get(name)) is None:
                 added[name] = self._served(specs[name], generations[name], client)
             else:
-                served.replace(replace(specs[name], start=served.spec.start), generations[name], client)
+                served.replace(specs[name], generations[name], client)
         removed = {name: served for name, served in self._sinks.items() if name not in specs}
         self._leaving = {**self._leaving, **removed}
         self._sinks = {name: served for name, served in {**self._sinks, **added}.items() if name not in removed}
@@ -193,7 +193,7 @@ class ServedSinks(Mapping[str, ServedSink]):
 
     def _register(self, specs: Collection[SinkSpec]) -> dict[str, int]:
         result = self._store.tick()
-        wanted = [(spec.name, spec.patterns, spec.start) for spec in specs]
+        wanted = [(spec.name, spec.patterns, spec.settings.start) for spec in specs]
         queued = [spec.name for spec in specs if spec.queued]
         generations = self._store.register_sinks(wanted, result.tick, queued=queued, server=result.incarnation)
         served = {spec.name: spec.limits for spec in specs if generations.get(spec.name)}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import ssl
 from collections.abc import Callable, Collection, Iterator
 
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.settings import Settings, WebhookSettings
+from outbox_relay.settings.problems import dotted
 from outbox_relay.sinks.posting import PostingSink
-from outbox_relay.sinks.webhook import Credentials, Endpoint, RequestFormat, ResponsePolicy, Tls, WebhookSink
+from outbox_relay.sinks.tls import system_authorities
+from outbox_relay.sinks.webhook import Credentials, Endpoint, Proxy, RequestFormat, ResponsePolicy, Tls, WebhookSink
 
 
 class Webhooks:
@@ -31,11 +32,11 @@ class Webhooks:
         any secret, if a file or variable named by the settings cannot be used.
         """
         settings = dict(_webhooks(self._settings))[name]
-        credentials = _credentials(self._settings, name, settings)
+        credentials, proxy = _credentials(self._settings, name, settings)
         context = self._context(name, _tls(settings))
         client = WebhookSink(
             name,
-            Endpoint(settings.url, settings.denied, self._own_addresses, context, settings.proxy_endpoint()),
+            Endpoint(settings.url, settings.denied, self._own_addresses, context, proxy),
             credentials,
             request_format=RequestFormat(
                 settings.cloudevents, settings.cloudevents_source, frozenset(settings.forward_headers), replay
@@ -43,7 +44,7 @@ class Webhooks:
             policy=ResponsePolicy(
                 frozenset(settings.accepted_statuses),
                 frozenset(settings.permanent_statuses),
-                settings.retry_after_max_seconds,
+                settings.retry.max_seconds,
             ),
             timeout_seconds=settings.timeout_seconds,
             max_in_flight=slots or settings.max_in_flight,
@@ -71,6 +72,18 @@ def unreadable(settings: Settings) -> list[str]:
     return problems
 
 
+def system_contents(settings: Settings) -> dict[str, int]:
+    """Return a number that changes with the system's authorities for each sink that trusts them, by its setting."""
+    trusting = [name for name, sink in _webhooks(settings) if sink.ca_file is None and sink.url.startswith("https:")]
+    if not trusting:
+        return {}
+    try:
+        number = system_authorities()
+    except (ConfigurationError, OSError):
+        number = 0  # who reads the file says why
+    return {dotted(("sinks", name, "ca_file")): number for name in trusting}
+
+
 def _webhooks(settings: Settings) -> Iterator[tuple[str, WebhookSettings]]:
     return ((name, sink) for name, sink in settings.sinks.items() if isinstance(sink, WebhookSettings))
 
@@ -86,8 +99,10 @@ def _load(tls: Tls, settings: Settings, name: str) -> ssl.SSLContext:
         raise ConfigurationError(settings.at(("sinks", name), str(error))) from None
 
 
-def _credentials(settings: Settings, name: str, sink: WebhookSettings) -> Credentials:
+def _credentials(settings: Settings, name: str, sink: WebhookSettings) -> tuple[Credentials, Proxy | None]:
     try:
-        return Credentials(sink.signing_keys(), sink.request_headers(os.environ), sink.proxy_authorization())
+        endpoint, authorization = sink.proxy_endpoint(), sink.proxy_authorization()
+        proxy = None if endpoint is None else Proxy(*endpoint, authorization)
+        return Credentials(sink.signing_keys(), sink.request_headers()), proxy
     except ConfigurationError as error:
         raise ConfigurationError(settings.at(("sinks", name), str(error))) from None

@@ -4,13 +4,12 @@
 reported at once, in one :class:`outbox_relay.domain.errors.ConfigurationError`, without any value that may be secret.
 """
 
-from outbox_relay.settings.changes import differing, merged
+from outbox_relay.settings.changes import differing, merged, serving
 from outbox_relay.settings.exposure import dsn_faults, exposures, warnings
 from outbox_relay.settings.kafka import KafkaSettings
-from outbox_relay.settings.loading import load
+from outbox_relay.settings.loading import load, log_format, log_settings
 from outbox_relay.settings.model import Settings
-from outbox_relay.settings.python import PythonSettings
-from outbox_relay.settings.sources import log_format, log_settings
+from outbox_relay.settings.sink_tables import PythonSettings
 from outbox_relay.settings.webhook import WebhookSettings
 
 __all__ = [
@@ -25,5 +24,6 @@ __all__ = [
     "log_format",
     "log_settings",
     "merged",
+    "serving",
     "warnings",
 ]

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from typing import TypeAlias
-from urllib.parse import SplitResult, urlsplit
+from typing import NamedTuple, TypeAlias
+from urllib.parse import SplitResult, unquote, urlsplit
 
 Address: TypeAlias = IPv4Address | IPv6Address
 Network: TypeAlias = IPv4Network | IPv6Network
@@ -155,17 +155,24 @@ def check_url(url: str, *, allow_http: bool, allowed: Sequence[Network], refused
     _check_host(parts, allowed, refused)
 
 
-def proxy_endpoint(url: str) -> tuple[str, int]:
-    """Return host and port of a forward proxy. Raises ValueError, with the fix and without the URL, if it is wrong."""
+class Proxy(NamedTuple):
+    """A forward proxy. ``credentials`` are "USER:PASSWORD", or empty."""
+
+    host: str
+    port: int
+    credentials: str
+
+
+def parse_proxy(url: str) -> Proxy:
+    """Return the proxy at ``url``. Raises ValueError, with the fix and without the URL, if it is wrong."""
     parts = _split(url)
     if parts.scheme != "http" or parts.path not in ("", "/") or "?" in url or "#" in url:
         raise ValueError("should be http://HOST:PORT: the connection to a proxy has no TLS and no path")
-    if "@" in parts.netloc:
-        raise ValueError("holds credentials before the host: put them into proxy_authorization_file")
-    _check_host(parts, EVERYWHERE, ())
+    credentials, _, address = parts.netloc.rpartition("@")
+    _check_host(parts._replace(netloc=address), EVERYWHERE, ())
     if parts.hostname is None or parts.port is None:
         raise ValueError("has no port: write http://HOST:PORT")
-    return parts.hostname, parts.port
+    return Proxy(parts.hostname, parts.port, unquote(credentials))
 
 
 def _split(url: str) -> SplitResult:

@@ -6,18 +6,17 @@ process itself and its connection to the database need a restart.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import cast
+from collections.abc import Collection, Iterator
 
-from pydantic import BaseModel
-
+from outbox_relay.domain.errors import ConfigurationError
+from outbox_relay.domain.routing import Routes
+from outbox_relay.fields import entries
 from outbox_relay.settings.model import Settings, Sink
-from outbox_relay.settings.problems import SettingPath
+from outbox_relay.settings.problems import SettingPath, suggestion
+from outbox_relay.sinks.settings import SinkSettings
 
 KEPT_BY_SINKS = frozenset(["claim"])
 """Settings of a sink that need a restart: no relay may serve the sink while one of them changes."""
-APPLIED_TO_RELAY = frozenset(["park_after_seconds"])
-"""Settings of the process that a reload applies."""
 
 
 def differing(old: Settings, new: Settings) -> list[SettingPath]:
@@ -27,11 +26,10 @@ def differing(old: Settings, new: Settings) -> list[SettingPath]:
 
 def merged(old: Settings, new: Settings) -> Settings:
     """Return the settings that are in effect after a reload from ``old`` to ``new``."""
-    kept = {name: getattr(new.relay, name) for name in APPLIED_TO_RELAY}
     return new.model_copy(
         update={
             "database": old.database,
-            "relay": old.relay.model_copy(update=kept),
+            "relay": old.relay,
             "http": old.http,
             "retention": old.retention,
             "sinks": {name: _merged_sink(old.sinks.get(name, sink), sink) for name, sink in new.sinks.items()},
@@ -43,9 +41,20 @@ def _merged_sink(old: Sink, new: Sink) -> Sink:
     return new.model_copy(update={name: getattr(old, name) for name in KEPT_BY_SINKS})
 
 
+def serving(settings: Settings, names: Collection[str]) -> Settings:
+    """Return the settings of a relay that serves only the sinks ``names``; without names, of all sinks.
+
+    Raises ConfigurationError if there is no such sink.
+    """
+    for name in names:
+        if name not in settings.sinks:
+            raise ConfigurationError(f"--sinks: there is no sink {name}; {suggestion(name, settings.sinks)}")
+    return settings.model_copy(update={"sinks": {name: settings.sinks[name] for name in names or settings.sinks}})
+
+
 def _differing(path: SettingPath, old: object, new: object) -> Iterator[SettingPath]:
-    olds, news = _entries(old), _entries(new)
-    if isinstance(old, BaseModel) and type(old) is not type(new):
+    olds, news = (None, None) if isinstance(old, Routes) else (entries(old), entries(new))
+    if isinstance(old, SinkSettings) and type(old) is not type(new):
         yield (*path, "type")
     elif olds is None or news is None:
         yield from [path] if old != new else []
@@ -55,10 +64,3 @@ def _differing(path: SettingPath, old: object, new: object) -> Iterator[SettingP
                 yield from _differing((*path, name), olds[name], news[name])
             else:
                 yield (*path, name)
-
-
-def _entries(value: object) -> Mapping[str, object] | None:
-    """Return the settings in a table by their names in the file; None if ``value`` is not a table."""
-    if isinstance(value, BaseModel):
-        return {field.alias or name: getattr(value, name) for name, field in type(value).model_fields.items()}
-    return cast("Mapping[str, object]", value) if isinstance(value, Mapping) else None

@@ -9,22 +9,22 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import cast
 from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.secret_names import holds_secret
-from outbox_relay.fields import fields
+from outbox_relay.fields import Secret, entries
 from outbox_relay.postgres import dsn
 from outbox_relay.settings.addresses import LOOPBACK, canonical_host, opens
 from outbox_relay.settings.kafka import KafkaSettings
-from outbox_relay.settings.model import DatabaseSettings, Settings
+from outbox_relay.settings.model import Settings
 from outbox_relay.settings.problems import Problem, SettingPath
 from outbox_relay.settings.producer import RUNS_CODE, SERVERS
-from outbox_relay.settings.python import PythonSettings
+from outbox_relay.settings.sink_tables import PythonSettings
 from outbox_relay.settings.webhook import WebhookSettings
-from outbox_relay.sinks.settings import SinkSettings
 
 FOREIGN_BITS = stat.S_IRWXG | stat.S_IRWXO
 """The permissions of a file for its group and for others."""
@@ -77,50 +77,62 @@ def exposures(settings: Settings, environ: Mapping[str, str]) -> list[str]:
     problems: list[Problem] = []
     secrets: list[SettingPath] = []
     files: list[Path | None] = [settings.database.dsn_file]
-    for setting, text in _connection_strings(settings.database):
-        problems += _of_connection(("database", setting), text, environ)
-        secrets += [("database", setting)] if dsn.has_password(text) else []
-        files += map(Path, dsn.secret_files(text, environ))
+    for path, text in _connection_strings(settings):
+        fallback: Mapping[str, str] = environ if path[0] == "database" else {}
+        problems += _of_connection(path, text, fallback)
+        secrets += [path] if dsn.has_password(text) else []
+        files += map(Path, dsn.secret_files(text, fallback))
     for name, sink in settings.sinks.items():
+        at = ("sinks", name)
+        for path, value in _secrets(at, sink):
+            secrets += [path] if isinstance(value, SecretStr) or value.text is not None else []
+            files += [value.file] if isinstance(value, Secret) else []
+        found: Iterator[Problem] = iter(())
         if isinstance(sink, KafkaSettings):
-            found, held, kept = _of_kafka(sink), _kafka_secrets(sink), _kafka_files(sink)
-        elif isinstance(sink, PythonSettings):
-            text = sink.dsn.get_secret_value() if sink.dsn is not None else ""
-            found = list(_of_connection(("dsn",), text, {})) if text else []
-            held = [("dsn",)] if text and dsn.has_password(text) else []
-            kept = map(Path, dsn.secret_files(text, {})) if text else ()
+            found = _of_kafka(sink)
+            secrets += ((*at, "producer", name) for name in sink.plain_producer if holds_secret(name))
+            keys = [Path(str(value)) for name, value in sink.plain_producer.items() if name.endswith(_KEY_FILES)]
+            files += [*keys, sink.registry.client_key or sink.registry.client_certificate]
         elif isinstance(sink, WebhookSettings):
-            found, held, kept = _of_url(sink.url), _webhook_secrets(sink), _webhook_files(sink)
-        else:
-            found, held, kept = (), _secrets_of_plugin(sink), ()
-        problems += (Problem(("sinks", name, *each.path), each.text) for each in found)
-        secrets += (("sinks", name, *path) for path in held)
-        files += kept
+            found = _of_url(sink.url)
+            files.append(sink.client_key or sink.client_certificate)
+        problems += (Problem((*at, *each.path), each.text) for each in found)
     files += [settings.file] if any(map(settings.in_file, secrets)) else []
     modes = (_of_file(path) for path in dict.fromkeys(files) if path is not None)
     return [*(settings.at(each.path, each.text) for each in problems), *filter(None, modes)]
+
+
+def _secrets(path: SettingPath, value: object) -> Iterator[tuple[SettingPath, Secret | SecretStr]]:
+    """Yield the secrets in a table of settings, except connection strings."""
+    if isinstance(value, Secret | SecretStr):
+        yield from [] if path[-1] == "dsn" else [(path, value)]
+    elif isinstance(value, tuple):
+        for n, each in enumerate(cast("tuple[object, ...]", value)):
+            yield from _secrets((*path, n), each)
+    else:
+        for name, each in (entries(value) or {}).items():
+            yield from _secrets((*path, name), each)
 
 
 def _is_remote(host: str) -> bool:
     return bool(host) and canonical_host(host) != LOOPBACK
 
 
-def _connection_strings(database: DatabaseSettings) -> Iterator[tuple[str, str]]:
+def _connection_strings(settings: Settings) -> Iterator[tuple[SettingPath, str]]:
+    database = settings.database
     with suppress(ConfigurationError):  # reported elsewhere
-        yield "dsn" if database.dsn_file is None else "dsn_file", database.dsn()
+        yield ("database", "dsn" if database.dsn_file is None else "dsn_file"), database.dsn()
     if database.listen_dsn is not None:
-        yield "listen_dsn", database.listen_dsn.get_secret_value()
+        yield ("database", "listen_dsn"), database.listen_dsn.get_secret_value()
+    for name, sink in settings.sinks.items():
+        if isinstance(sink, PythonSettings) and sink.dsn is not None:
+            yield ("sinks", name, "dsn"), sink.dsn.get_secret_value()
 
 
 def dsn_faults(settings: Settings) -> list[str]:
     """Return a line for each connection string that cannot be one, which quotes nothing of it."""
-    texts: dict[SettingPath, str] = {
-        ("database", setting): text for setting, text in _connection_strings(settings.database)
-    }
-    for name, sink in settings.sinks.items():
-        if isinstance(sink, PythonSettings) and sink.dsn is not None:
-            texts["sinks", name, "dsn"] = sink.dsn.get_secret_value()
-    return [settings.at(path, fault) for path, text in texts.items() if (fault := dsn.fault(text)) is not None]
+    texts = _connection_strings(settings)
+    return [settings.at(path, fault) for path, text in texts if (fault := dsn.fault(text)) is not None]
 
 
 def _of_connection(path: SettingPath, text: str, environ: Mapping[str, str]) -> Iterator[Problem]:
@@ -134,11 +146,11 @@ def _of_connection(path: SettingPath, text: str, environ: Mapping[str, str]) -> 
 
 
 def _of_kafka(sink: KafkaSettings) -> Iterator[Problem]:
-    texts = {name: str(value).strip().lower() for name, value in sink.producer.items()}
+    texts = {name: str(value).strip().lower() for name, value in sink.plain_producer.items()}
     protocol = texts.get("security.protocol", "plaintext")
     brokers = ",".join(texts.get(name, "") for name in SERVERS).split(",")
     remote = [host for broker in brokers if _is_remote(host := _broker_host(broker))]
-    if remote and protocol not in ("ssl", "sasl_ssl") and "security.protocol" not in sink.producer_files:
+    if remote and protocol not in ("ssl", "sasl_ssl") and "security.protocol" not in sink.secret_producer:
         sasl = protocol.startswith("sasl")
         exposed, wanted = ("events and the password go", "SASL_SSL") if sasl else ("events go", "SSL")
         yield Problem(("producer",), f'{exposed} to {remote[0]} in clear text: set "security.protocol" = "{wanted}"')
@@ -148,13 +160,12 @@ def _of_kafka(sink: KafkaSettings) -> Iterator[Problem]:
     if texts.get(identification := "ssl.endpoint.identification.algorithm") == "none":
         text = "a certificate of any host is accepted from the brokers: remove this"
         yield Problem(("producer", identification), text)
-    for table, names in (("producer", sink.producer), ("producer_files", sink.producer_files)):
-        for name in RUNS_CODE & names.keys():
-            yield Problem((table, name), "makes the relay run the code that it names: protect this file from changes")
+    for name in RUNS_CODE & sink.producer.keys():
+        yield Problem(("producer", name), "makes the relay run the code that it names: protect this file from changes")
     for url in filter(None, sink.registry.url.split(",")):
         parts = urlsplit(url.strip())
         if parts.scheme == "http" and _is_remote(parts.hostname or ""):
-            exposed = "schemas and the password come and go" if sink.registry.username else "schemas come"
+            exposed = "schemas and the password come and go" if sink.registry.user_info else "schemas come"
             yield Problem(
                 ("registry", "url"), f"{exposed} over plain http, which anyone on the way can change: use https"
             )
@@ -177,32 +188,6 @@ def _of_url(url: str) -> Iterator[Problem]:
     parts = urlsplit(url)
     if parts.scheme == "http" and _is_remote(parts.hostname or ""):
         yield Problem(("url",), "events go over plain http, which anyone on the way can read and answer: use https")
-
-
-def _kafka_secrets(sink: KafkaSettings) -> Iterator[SettingPath]:
-    yield from (("producer", name) for name in sink.producer if holds_secret(name))
-    if sink.registry.password is not None:
-        yield "registry", "password"
-
-
-def _webhook_secrets(sink: WebhookSettings) -> Iterator[SettingPath]:
-    yield ("secrets",)
-    yield from (("headers", name) for name, value in sink.headers.items() if value.text)
-
-
-def _kafka_files(sink: KafkaSettings) -> Iterator[Path | None]:
-    yield from (sink.registry.password_file, sink.registry.client_key or sink.registry.client_certificate)
-    yield from (path for name, path in sink.producer_files.items() if holds_secret(name))
-    yield from (Path(str(value)) for name, value in sink.producer.items() if name.endswith(_KEY_FILES))
-
-
-def _webhook_files(sink: WebhookSettings) -> Iterator[Path | None]:
-    yield from (sink.secrets_file, sink.proxy_authorization_file, sink.client_key or sink.client_certificate)
-    yield from (value.file for value in sink.headers.values())
-
-
-def _secrets_of_plugin(sink: SinkSettings) -> Iterator[SettingPath]:
-    return ((name,) for name in fields(type(sink)) if isinstance(getattr(sink, name, None), SecretStr))
 
 
 def _of_file(path: Path) -> str | None:

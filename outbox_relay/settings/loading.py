@@ -1,149 +1,160 @@
-"""Loading: file, environment and command line become settings, or one error that lists every problem."""
+"""Loading: file, environment and command line become settings, or one error that lists every problem.
+
+Every setting has a variable, ``OUTBOX_RELAY_`` and its path joined by ``__``. A value is text; lists and tables are
+JSON. Below ``PRODUCER__`` an underscore means a dot. Names without ``__`` are ignored, except ``OUTBOX_RELAY_ROUTES``:
+Kubernetes sets names such as ``OUTBOX_RELAY_PORT``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import get_args
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_settings import EnvSettingsSource, InitSettingsSource
 
 from outbox_relay.domain.errors import ConfigurationError
-from outbox_relay.fields import fields
+from outbox_relay.fields import as_list, as_table, read_text
 from outbox_relay.postgres import dsn as connection_strings
 from outbox_relay.settings.addresses import canonical_host
-from outbox_relay.settings.meanings import meaning
 from outbox_relay.settings.model import Settings
-from outbox_relay.settings.problems import InvalidSetting, Origins, Problem, SettingPath, suggestion, variable
-from outbox_relay.settings.schedules import ScheduleSettings
-from outbox_relay.settings.sink_tables import BUILTIN_TYPES, InvalidTable, known_type, type_fault
-from outbox_relay.settings.sources import EnvironmentSource, FileSource
+from outbox_relay.settings.problems import (
+    PREFIX,
+    Origins,
+    Problem,
+    SettingPath,
+    lines_of,
+    problems_of,
+    suggestion,
+)
+from outbox_relay.settings.producer import FROM_FILE_ONLY
 from outbox_relay.settings.webhook import WebhookSettings
 from outbox_relay.sinks.types import forget_refusals
+
+FILE_BYTES = 4 * 1024 * 1024
+"""Size limit of the file, in bytes."""
+LEVELS = ("debug", "info", "warning", "error", "critical")
+FORMATS = ("json", "console")
+_DSN: SettingPath = ("database", "dsn")
+_DSN_FILE: SettingPath = ("database", "dsn_file")
 
 
 def load(path: Path | None, environ: Mapping[str, str], dsn: str | None = None) -> Settings:
     """Return the settings of the file at ``path``, with ``environ`` over it, and ``dsn``, the option, over both.
 
-    Without ``path`` the file is that of ``OUTBOX_RELAY_CONFIG``, if any. Some commands need no database, so the lack of
-    one is left to ``settings.database.require_dsn()``. Blocks while the file is read. Raises ConfigurationError with a
-    line for each problem: origin and path of the setting, the problem, and what is allowed. No line holds a value that
-    may be secret.
+    Without ``path`` the file is that of ``OUTBOX_RELAY_CONFIG``, if any. ``DATABASE_URL`` counts if nothing else names
+    the database. Some commands need none, so the lack of one is left to ``settings.database.require_dsn()``. Blocks
+    while the file is read. Raises ConfigurationError with a line for each problem: origin and path of the setting, the
+    problem, and what is allowed. No line holds a value that may be secret.
     """
     forget_refusals()
     name = str(path) if path is not None else environ.get("OUTBOX_RELAY_CONFIG", "")
-    file = FileSource(name)
-    environment = EnvironmentSource(environ, dsn, file)
-    file.discard(environment.given)
-    origins = Origins(name, file.lines, environment.given)
-    problems = [*environment.problems()]
-    settings = None
+    text = _read(name) if name else ""
+    file = _parsed(name, text)
+    variables = _Variables(environ)
+    values = variables()
+    given = {path: name for at, name in variables.given.items() for path in _inside(at, values)}
+    if "routes" in values:
+        file.pop("routes", None)
+    named = as_table(values.get("database"))
+    if dsn is not None or not named.keys().isdisjoint(("dsn", "dsn_file")):
+        for each in ("dsn", "dsn_file"):
+            as_table(file.get("database")).pop(each, None)
+    if dsn is not None:
+        values = {**values, "database": {**named, "dsn": dsn}}
+        values["database"].pop("dsn_file", None)
+        given = {at: by for at, by in given.items() if at != _DSN_FILE} | {_DSN: "--dsn"}
+    elif {"dsn", "dsn_file"}.isdisjoint({**named, **as_table(file.get("database"))}) and "DATABASE_URL" in environ:
+        values = {**values, "database": {**named, "dsn": environ["DATABASE_URL"]}}
+        given[_DSN] = "DATABASE_URL"
+    origins = Origins(name, lines_of(text), given)
+    problems = [*variables.refused(values)]
     try:
-        settings = Settings.model_validate({"sources": (environment, file)})
+        sources = (InitSettingsSource(Settings, values), InitSettingsSource(Settings, file))
+        settings = Settings.model_validate({"sources": sources})
     except ValidationError as error:
-        for details in error.errors(include_input=False, include_url=False):
-            problems += _problems(details, environment, origins)
+        problems += problems_of(error, Settings)
     else:
-        problems += _own_problems(settings, environ)
-    problems.sort(key=lambda problem: origins.line(problem.path))
-    misspelt = environment.misspelt.items()
-    lines = [f"{name}: there is no such variable; did you mean {right}?" for name, right in misspelt]
-    lines += (origins.at(problem.path, problem.text) for problem in problems)
-    if lines or settings is None:
-        raise ConfigurationError("\n".join(dict.fromkeys(lines)))
-    settings.remember(origins)
-    return settings
+        settings.remember(origins)
+        problems += _conflicts(settings, environ)
+        if not problems:
+            return settings
+    raise ConfigurationError("\n".join(dict.fromkeys(origins.at(each.path, each.text) for each in problems)))
 
 
-def _problems(details: ErrorDetails, environment: EnvironmentSource, origins: Origins) -> Iterator[Problem]:
-    """Yield the problems that pydantic reports in ``details``, without the values that they are about."""
-    loc = tuple(step for step in details["loc"] if step != "[key]")
-    path = (*loc[:2], *loc[3:]) if loc[0] == "sinks" else loc
-    raised = details.get("ctx", {}).get("error")
-    if isinstance(raised, InvalidTable):
-        for inner in raised.errors:
-            yield from _problems({**inner, "loc": (*loc, raised.kind, *inner["loc"])}, environment, origins)
-    elif isinstance(raised, InvalidSetting):
-        around = path[:-1] if raised.in_table else path
-        yield from (Problem((*around, *each.path), each.text) for each in raised.problems)
-    elif path in origins.given and details["type"] in _JSON:
-        yield Problem(path, environment.json_fault(path, _JSON[details["type"]]))
-    elif details["type"].startswith("union_tag"):
-        yield Problem((*path, "type"), _kind_fault(details, path, origins))
-    elif details["type"] == "extra_forbidden":
-        by_variable = any(given[: len(path)] == path for given in origins.given)
-        table = _table(loc[:-1])
-        known = fields(table) if table else ()
-        nearest = suggestion(str(path[-1]), known, lambda name: variable((*path[:-1], name)) if by_variable else name)
-        yield Problem(path, f"there is no such setting; {nearest}")
-    else:
-        yield Problem(path, _text(details, loc))
+class _Variables(EnvSettingsSource):
+    """The settings in environment variables. ``given`` has the variable by the path that it sets."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = {
+            name: text
+            for name, text in environ.items()
+            if name.startswith(PREFIX) and ("__" in name.removeprefix(PREFIX) or name == "OUTBOX_RELAY_ROUTES")
+        }
+        super().__init__(Settings)
+        self.given: dict[SettingPath, str] = {_path(name): name for name in sorted(self._environ)}
+
+    def _load_env_vars(self) -> Mapping[str, str | None]:
+        return {name.lower(): text for name, text in self._environ.items()}
+
+    def __call__(self) -> dict[str, Any]:
+        """Return the tables."""
+        found = super().__call__()
+        for sink in map(as_table, as_table(found.get("sinks")).values()):
+            if producer := as_table(sink.get("producer")):
+                sink["producer"] = {name.replace("_", "."): each for name, each in producer.items()}
+        return found
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo | None, value: Any) -> Any:  # noqa: ARG002
+        """Return the list or table that ``value`` holds as JSON, or the text itself for the model to judge."""
+        try:
+            found = json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+        return found if as_table(found) is found or as_list(found) is found else value
+
+    def refused(self, values: Mapping[str, Any]) -> Iterator[Problem]:
+        """Yield the variables whose tables do not exist, and settings in ``values`` that only the file may have."""
+        for path in self.given:
+            if path[0] not in Settings.model_fields:
+                yield Problem(path, f"there is no such setting; {suggestion(str(path[0]), Settings.model_fields)}")
+        for sink, table in as_table(values.get("sinks")).items():
+            for name in FROM_FILE_ONLY & as_table(as_table(table).get("producer")).keys():
+                text = "makes the relay run code: it is taken from the file only, not from the environment"
+                yield Problem(("sinks", sink, "producer", name), text)
 
 
-_TABLE = 'a JSON object, such as {"NAME": …}'
-_JSON = {"model_type": _TABLE, "model_attributes_type": _TABLE, "dict_type": _TABLE, "tuple_type": "a JSON list"}
-"""The JSON of a variable that sets a whole list or table, by pydantic's type of the error."""
+def _path(name: str) -> SettingPath:
+    steps = name.removeprefix(PREFIX).lower().split("__")
+    if steps[0] == "sinks" and steps[2:3] == ["producer"]:
+        steps[3:] = [step.replace("_", ".") for step in steps[3:]]
+    return tuple(steps)
 
 
-def _kind_fault(details: ErrorDetails, path: SettingPath, origins: Origins) -> str:
-    if details["type"] == "union_tag_invalid":
-        return type_fault(str(details.get("ctx", {}).get("tag")))
-    if path in origins.lines or path in origins.given:
-        return f"is required: {BUILTIN_TYPES}"
-    known = {str(at[1]) for at in (*origins.lines, *origins.given) if at[0] == "sinks" and at[2:] == ("type",)}
-    absent = f"there is no sink {path[1]}, and no {variable((*path, 'type'))}"
-    return f"{absent}; {suggestion(str(path[1]), known)}"
+def _inside(path: SettingPath, values: Any) -> Iterator[SettingPath]:
+    """Yield ``path``, and those of the settings in its table."""
+    yield path
+    for step in path:
+        values = as_table(values).get(str(step))
+    for name, inner in as_table(values).items():
+        yield from ((*path, *each) for each in _inside((name,), {name: inner}))
 
 
-def _text(details: ErrorDetails, loc: SettingPath) -> str:
-    """Return pydantic's message in the words of TOML, with the meaning of the setting."""
-    match details["type"]:
-        case "model_type" | "model_attributes_type":
-            return "should be a table"
-        case "value_error":
-            return details["msg"].removeprefix("Value error, ")
-        case "missing":
-            text = "is required"
-        case _:
-            text = details["msg"].replace("valid dictionary", "table").replace("valid tuple", 'list: ["…", …]')
-            for subject in ("Input ", "String ", "Tuple ", "Dictionary "):
-                text = text.removeprefix(subject)
-    last = max(n for n, step in enumerate(loc) if isinstance(step, str))
-    table = _table(loc[:last])
-    about = meaning(table, str(loc[last])) if table else ""
-    return f"{text} ({about[:1].lower()}{about[1:]})" if about else text
-
-
-def _table(loc: SettingPath) -> type[BaseModel] | None:
-    """Return the model of the table at pydantic's ``loc``, or None if any name is allowed there."""
-    found: type[BaseModel] | None = Settings
-    if loc[:1] == ("sinks",):
-        kind = known_type(loc[2]) if len(loc) > 2 else None
-        found, loc = kind.settings if kind else None, loc[3:]
-    if loc[:1] == ("schedules",):
-        found, loc = ScheduleSettings if len(loc) > 1 else None, loc[2:]
-    for step in loc:
-        if isinstance(step, str):
-            field = fields(found).get(step) if found else None
-            annotation = field.annotation if field else None
-            models = (each for each in (annotation, *get_args(annotation)) if isinstance(each, type))
-            found = next((each for each in models if issubclass(each, BaseModel)), None)
-    return found
-
-
-def _own_problems(settings: Settings, environ: Mapping[str, str]) -> Iterator[Problem]:
+def _conflicts(settings: Settings, environ: Mapping[str, str]) -> Iterator[Problem]:
     """Yield a receiver of notices that is no sink, and webhooks whose URL leads to the relay's own services.
 
-    Those are the database, behind a pooler too if ``listen_dsn`` is set, and the HTTP port.
-
-    ``environ`` has what a connection string leaves out. Names are resolved, and judged again, at each connection.
+    Those are the database, behind a pooler too if ``listen_dsn`` is set, and the HTTP port. ``environ`` has what a
+    connection string leaves out. Names are resolved, and judged again, at each connection.
     """
     if (receiver := settings.notify.sink) is not None and receiver not in settings.sinks:
-        known = suggestion(receiver, settings.sinks)
-        yield Problem(("notify", "sink"), f"there is no such sink; {known}")
+        yield Problem(("notify", "sink"), f"there is no such sink; {suggestion(receiver, settings.sinks)}")
     texts = (settings.database.dsn_text, settings.database.listen_dsn)
     endpoints = chain(*(connection_strings.endpoints(text.get_secret_value(), environ) for text in texts if text))
     own = {(canonical_host(host), port): "database" for host, port in endpoints}
@@ -156,3 +167,61 @@ def _own_problems(settings: Settings, environ: Mapping[str, str]) -> Iterator[Pr
             port = url.port or (443 if url.scheme == "https" else 80)
             if (service := own.get((canonical_host(url.hostname or ""), port))) is not None:
                 yield Problem(("sinks", name, "url"), f"leads to the relay's own {service}: name another host or port")
+
+
+def _read(name: str) -> str:
+    try:
+        return read_text(Path(name), FILE_BYTES)
+    except ValueError as error:
+        raise ConfigurationError(f"{name}: {error}; name the file with -c or OUTBOX_RELAY_CONFIG") from None
+
+
+def _parsed(name: str, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        what, _, where = str(error).partition(" (at ")
+        line = re.match(r"line (\d+)", where)
+        number = line[1] if line else text.rstrip().count("\n") + 1
+        advice = " (a string needs quotes)" if what == "Invalid value" else ""
+        what = what.partition(" (")[0].partition(" '")[0]  # which may repeat a value
+        raise ConfigurationError(f"{name}:{number}: not valid TOML: {what}{advice}") from None
+    except RecursionError:
+        raise ConfigurationError(f"{name}: is nested too deeply") from None
+    except ValueError:
+        raise ConfigurationError(f"{name}: holds a number with too many digits") from None
+
+
+class LogSettings(NamedTuple):
+    """Level and format of the log."""
+
+    level: str
+    format: str
+
+
+def log_settings(environ: Mapping[str, str], *, terminal: bool) -> LogSettings:
+    """Return level and format of the log, from ``OUTBOX_RELAY_LOG_LEVEL`` and ``OUTBOX_RELAY_LOG_FORMAT``.
+
+    The defaults are info, and json unless stderr is a ``terminal``. Case and blanks are ignored. Raises
+    ConfigurationError if a value is not among the known ones.
+    """
+    return LogSettings(
+        _choice(environ, "OUTBOX_RELAY_LOG_LEVEL", LEVELS, "info"),
+        _choice(environ, "OUTBOX_RELAY_LOG_FORMAT", FORMATS, "console" if terminal else "json"),
+    )
+
+
+def log_format(environ: Mapping[str, str], *, terminal: bool) -> str:
+    """Return the format of the log, or the default if the variable has none of the known ones."""
+    default = "console" if terminal else "json"
+    try:
+        return _choice(environ, "OUTBOX_RELAY_LOG_FORMAT", FORMATS, default)
+    except ConfigurationError:
+        return default
+
+
+def _choice(environ: Mapping[str, str], name: str, choices: Sequence[str], default: str) -> str:
+    value = environ.get(name, "").strip().lower() or default
+    if value not in choices:
+        raise ConfigurationError(f"{name}: should be one of {', '.join(choices)}")
+    return value

@@ -9,38 +9,37 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    PlainValidator,
-    PrivateAttr,
-    field_validator,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, Field, PlainValidator, PrivateAttr, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.routing import NOTICES, RESERVED, Routes
 from outbox_relay.fields import (
     STRICTNESS,
+    Count,
+    Dsn,
     Number,
     Section,
     as_list,
     as_table,
+    blank_is_none,
+    checked_dsn,
     excludes,
     matching,
     read_text,
 )
-from outbox_relay.settings.connection_strings import Dsn, blank_is_none, checked_dsn
 from outbox_relay.settings.problems import NAME_CHARS, InvalidSetting, Origins, Problem, SettingPath, suggestion
-from outbox_relay.settings.retention import RetentionSettings
 from outbox_relay.settings.schedules import SCHEDULES_MAX, ScheduleName, ScheduleSettings
 from outbox_relay.settings.sink_tables import Sink
 
-NO_DSN = (
-    "no database is named: set dsn or dsn_file in [database], or the variable OUTBOX_RELAY_DATABASE__DSN, or pass --dsn"
+MAX_DAYS = 36_500
+"""Largest number of days that can be set, 100 years."""
+_ADDRESS = matching(
+    r"|/[^\x00-\x1f\x7f]*|(s3|gs)://[^\s/@?#:]+(/[^\s@?#]*)?(\?[^\s@#]*)?",
+    'should be the path of a directory, such as "/var/lib/archive", or "s3://BUCKET/PREFIX" or "gs://BUCKET/PREFIX", '
+    "without credentials: those come from the environment",
 )
+NO_DSN = "no database is named: set dsn or dsn_file in [database], or DATABASE_URL, or pass --dsn"
 """The message if a command needs the database and none of the ways names it."""
 
 
@@ -90,8 +89,6 @@ class RelaySettings(Section):
     """A label for people, 1 to 200 characters without blanks; by default host name and process id."""
     lease_seconds: Number = Field(default=15.0, ge=1, le=600)
     """Time for which a relay owns its shards without renewing their leases, in seconds, 1 to 600."""
-    park_after_seconds: Number = Field(default=1.0, gt=0, le=60)
-    """Time for which an event in flight may delay its shard before it is parked, in seconds, above 0 and up to 60."""
     stop_after_seconds: Number = Field(default=20.0, gt=0, le=3600)
     """Time to finish the events in flight after SIGTERM, in seconds, above 0 and at most 3600."""
 
@@ -124,16 +121,43 @@ class HttpSettings(Section):
         return host.strip("[]"), int(port)
 
 
+class RetentionSettings(Section):
+    """Retention: days that are past are archived, if an archive is named, and emptied."""
+
+    enabled: bool = True
+    """Let the relay do passes; false leaves them to the command ``retention run``."""
+    keep_days: Count = Field(default=30, ge=0, le=MAX_DAYS)
+    """Days for which events are kept in the log after their day has ended, 0 to 36500; 0: indefinitely."""
+    keep_uids_days: Count = Field(default=30, ge=0, le=MAX_DAYS)
+    """Days for which uids that callers chose and marks of the inbox are kept, 0 to 36500; 0: indefinitely."""
+    keep_dead_days: Count = Field(default=0, ge=0, le=MAX_DAYS)
+    """Days after which dead letters are discarded, 0 to 36500; 0: never."""
+    keep_attempts_days: Count = Field(default=14, ge=0, le=MAX_DAYS)
+    """Days for which recorded attempts are kept, 0 to 36500; 0: indefinitely."""
+    archive: Annotated[str, _ADDRESS] = ""
+    """Address of the archive, a directory or "s3://…" or "gs://…"; empty: days are emptied without an archive."""
+    archive_format: Literal["jsonl.zst", "parquet"] = "jsonl.zst"
+    """Format of archived events."""
+
+    def stated(self) -> dict[str, Any]:
+        """Return the values that all relays of a database must agree on."""
+        names = ("keep_days", "keep_uids_days", "keep_dead_days", "keep_attempts_days")
+        return {**{name: getattr(self, name) for name in names}, "archive": bool(self.archive)}
+
+
 def _routes(value: Any) -> Routes:
     """Return the routes in a pair: the table, and the names of all sinks, right or wrong."""
     if isinstance(value, Routes):
         return value
     table, known = value
     if as_table(table) is not table:
-        raise PydanticCustomError("dict_type", 'should be a table of lists: "PATTERN" = ["SINK", …]')
+        raise ValueError('should be a table of lists: "PATTERN" = ["SINK", …]')
     if wrong := [problem for pattern in table for problem in _route_problems(pattern, table[pattern], known)]:
         raise InvalidSetting(wrong)
     return Routes({pattern: tuple(sinks) for pattern, sinks in table.items()})
+
+
+RouteTable: TypeAlias = Annotated[Routes, PlainValidator(_routes, json_schema_input_type=dict[str, list[str]])]
 
 
 def _route_problems(pattern: str, row: object, known: Collection[str]) -> Iterator[Problem]:
@@ -159,14 +183,15 @@ class NotifySettings(Section):
 
     sink: Annotated[str | None, BeforeValidator(blank_is_none)] = None
     """The sink that receives notices; empty or left out: none are made."""
-    lagging_seconds: Number = Field(default=300.0, ge=10, le=604_800)
-    """Age of the oldest event that waits for a sink from which the sink lags, in seconds, 10 to 604800."""
 
     @property
     def limit(self) -> float | None:
-        """``lagging_seconds``, or None if no sink receives notices."""
-        return None if self.sink is None else self.lagging_seconds
+        """The age of the oldest waiting event from which a sink lags; None if no sink receives notices."""
+        return None if self.sink is None else LAGGING_SECONDS
 
+
+LAGGING_SECONDS = 300.0
+"""Age of the oldest event that waits for a sink from which the sink lags."""
 
 _NO_NAME = "a sink's name is 1 to 40 of a-z, 0-9 and _, begins with a letter and holds no __"
 SinkName: TypeAlias = Annotated[str, matching(r"(?!.*__)[a-z][a-z0-9_]{0,39}", _NO_NAME)]
@@ -176,7 +201,7 @@ SinkName: TypeAlias = Annotated[str, matching(r"(?!.*__)[a-z][a-z0-9_]{0,39}", _
 class Settings(BaseSettings):
     """Everything that a relay can be told. Made by :func:`outbox_relay.settings.load`."""
 
-    model_config = SettingsConfigDict(**STRICTNESS, case_sensitive=True)
+    model_config = SettingsConfigDict(**STRICTNESS, env_prefix="OUTBOX_RELAY_", env_nested_delimiter="__")
 
     database: DatabaseSettings = Field(default_factory=DatabaseSettings)
     relay: RelaySettings = Field(default_factory=RelaySettings)
@@ -184,7 +209,7 @@ class Settings(BaseSettings):
     retention: RetentionSettings = Field(default_factory=RetentionSettings)
     notify: NotifySettings = Field(default_factory=NotifySettings)
     sinks: dict[SinkName, Sink] = Field(default_factory=dict)
-    routes: Annotated[Routes, PlainValidator(_routes)] = Field(default_factory=lambda: Routes({}))
+    routes: RouteTable = Field(default_factory=lambda: Routes({}))
     """Event type or pattern → names of sinks; an event goes to the union of all that match."""
     schedules: dict[ScheduleName, ScheduleSettings] = Field(default_factory=dict, max_length=SCHEDULES_MAX)
 
@@ -228,9 +253,8 @@ class Settings(BaseSettings):
         return Path(self._origins.file) if self._origins.file else None
 
     def in_file(self, path: SettingPath) -> bool:
-        """Return whether the setting at ``path``, or a part of it, is in the file and no variable replaces it."""
-        replaced = any(path[: len(given)] == given for given in self._origins.given)
-        return not replaced and any(at[: len(path)] == path for at in self._origins.lines)
+        """Return whether the setting at ``path`` is in the file and no variable replaces it."""
+        return self._origins.where(path).startswith(f"{self._origins.file}:")
 
     def at(self, path: SettingPath, text: str) -> str:
         """Return a line for people about the setting at ``path``, such as ``relay.toml:12: sinks.crm: …``."""

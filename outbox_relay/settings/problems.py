@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import TypeAlias
+from typing import TypeAlias, get_args, get_origin
 
-from outbox_relay.fields import as_list, as_table
+from pydantic import BaseModel, ValidationError
+
+from outbox_relay.fields import as_table, names
 
 SettingPath: TypeAlias = tuple[str | int, ...]
 """The place of a setting: names of tables and keys, numbers of list items from 0."""
@@ -22,8 +23,6 @@ NAMED = 12
 """Most valid names listed in a message."""
 NAME_CHARS = 80
 """Most characters of a name that a message repeats."""
-STATEMENT_LINES = 500
-"""Longest value, in lines, after which lines are still found: each line of a value means parsing it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +34,54 @@ class Problem:
 
 
 class InvalidSetting(ValueError):
-    """Several problems of one value, raised by a validator; their paths are relative to the value.
+    """Several problems of one value, raised by a validator; their paths are relative to the value."""
 
-    With ``in_table`` they are relative to the table that holds it.
-    """
-
-    def __init__(self, problems: Iterable[Problem], *, in_table: bool = False) -> None:
+    def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
-        self.in_table = in_table
         super().__init__("; ".join(problem.text for problem in self.problems))
+
+
+def problems_of(error: ValidationError, model: type[BaseModel]) -> Iterator[Problem]:
+    """Yield the problems that pydantic reports of a table with ``model``, in the words of TOML and without values."""
+    for details in error.errors(include_input=False, include_url=False):
+        path = tuple(step for step in details["loc"] if step != "[key]")
+        raised = details.get("ctx", {}).get("error")
+        if isinstance(raised, InvalidSetting):
+            yield from (Problem((*path, *each.path), each.text) for each in raised.problems)
+        elif details["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+            known = _names_at(model, path[:-1])
+            yield Problem(path, f"there is no such setting; {suggestion(str(path[-1]), known)}")
+        elif details["type"] != "default_factory_not_called":  # another setting is wrong, from which it follows
+            yield Problem(path, _text(details["type"], details["msg"]))
+
+
+def _text(kind: str, message: str) -> str:
+    match kind:
+        case "model_type" | "model_attributes_type" | "dataclass_type" | "dict_type":
+            return "should be a table"
+        case "tuple_type":
+            return 'should be a list: ["…", …]'
+        case "missing" | "missing_argument":
+            return "is required"
+        case _:
+            for subject in ("Value error, ", "Input ", "String ", "Tuple ", "Dictionary "):
+                message = message.removeprefix(subject)
+            return message
+
+
+def _names_at(model: type, path: SettingPath) -> Iterable[str]:
+    """Return the valid names in the table at ``path``; none if any is allowed there."""
+    steps = iter(step for step in path if isinstance(step, str))
+    for step in steps:
+        annotation = names(model).get(step)
+        inner = [annotation, *get_args(annotation), *(each for arg in get_args(annotation) for each in get_args(arg))]
+        if get_origin(annotation) is dict:
+            next(steps, None)
+        found = next((each for each in inner if isinstance(each, type) and names(each)), None)
+        if found is None:
+            return ()
+        model = found
+    return names(model)
 
 
 def dotted(path: SettingPath) -> str:
@@ -56,17 +94,12 @@ def _key(name: str) -> str:
     return shown if re.fullmatch(r"[A-Za-z0-9_-]+", shown) else json.dumps(shown, ensure_ascii=not shown.isprintable())
 
 
-def variable(path: SettingPath) -> str:
-    """Return the environment variable that sets ``path``."""
-    return PREFIX + "__".join(str(step) for step in path).upper().replace(".", "_")
-
-
-def suggestion(name: str, valid: Iterable[str], shown: Callable[[str], str] = str) -> str:
-    """Return the valid name nearest to ``name``, ignoring case, or else a list of them, each as ``shown`` writes it."""
-    names = {other.lower(): shown(other) for other in sorted(valid)}
-    if near := get_close_matches(name.lower(), names, 1):
-        return f"did you mean {names[near[0]]}?"
-    listed = list(names.values())
+def suggestion(name: str, valid: Iterable[str]) -> str:
+    """Return the valid name nearest to ``name``, ignoring case, or else a list of them."""
+    known = {other.lower(): other for other in sorted(valid)}
+    if near := get_close_matches(name.lower(), known, 1):
+        return f"did you mean {known[near[0]]}?"
+    listed = list(known.values())
     return f"valid: {', '.join(listed[:NAMED])}{', …' if len(listed) > NAMED else ''}" if listed else "there are none"
 
 
@@ -80,19 +113,14 @@ class Origins:
 
     def where(self, path: SettingPath) -> str:
         """Return where ``path`` or the nearest table around it was given: file and line, variable or option."""
-        around = [path[:length] for length in range(len(path), 0, -1)]
-        if name := next((self.given[at] for at in around if at in self.given), None):
-            return name
-        for at in around:
+        for at in (path[:length] for length in range(len(path), 0, -1)):
+            if name := self.given.get(at):
+                return name
             if line := self.lines.get(at):
                 return f"{self.file}:{line}"
             if inside := [name for given, name in self.given.items() if given[: len(at)] == at]:
-                return inside[0] if len(inside) == 1 else f"{variable(at)}__…"
+                return inside[0]
         return self.file or "environment"
-
-    def line(self, path: SettingPath) -> int:
-        """Return the line of ``path`` or of the nearest table around it, from 1; 0 if the file has neither."""
-        return next((self.lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in self.lines), 0)
 
     def at(self, path: SettingPath, text: str) -> str:
         """Return a line for people: origin and path of the setting, and ``text`` about it."""
@@ -100,47 +128,24 @@ class Origins:
 
 
 def lines_of(text: str) -> dict[SettingPath, int]:
-    """Return the line, from 1, at which each table and key of a valid TOML document begins.
+    """Return the line, from 1, at which each table and key of a TOML document begins, as far as a line shows it.
 
-    The parser does not tell, so the document is cut into statements, each the fewest lines that parse by themselves.
+    Parts of values, such as the items of a list, have the line of their key.
     """
     found: dict[SettingPath, int] = {}
     header: SettingPath = ()
-    counts = Counter[SettingPath]()
-    for line, statement in _statements(text):
-        paths = list(_paths(tomllib.loads(statement)))
-        if not statement.lstrip().startswith("["):
-            paths = [header + path for path in paths]
-        elif statement.lstrip().startswith("[["):
-            *_, array, _ = paths
-            header = paths[-1] = (*array, counts[array])
-            counts[array] += 1
-        else:
-            header = paths[-1]
-        for path in paths:
-            found.setdefault(path, line)
-    return found
-
-
-def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the statements with their first lines, up to one of more than ``STATEMENT_LINES``."""
-    lines = text.replace("\r\n", "\n").split("\n")
-    start = 0
-    for end in range(1, len(lines) + 1):
-        if end - start > STATEMENT_LINES:
-            return
-        statement = "\n".join(lines[start:end])
+    for number, line in enumerate(text.splitlines(), 1):
+        is_header = line.lstrip().startswith("[")
         try:
-            empty = not tomllib.loads(statement)
+            read = tomllib.loads(line if is_header else f"{line.partition('=')[0]}= 0")
         except tomllib.TOMLDecodeError:
             continue
-        if not empty:
-            yield start + 1, statement
-        start = end
-
-
-def _paths(value: object) -> Iterator[SettingPath]:
-    """Yield every path in ``value``, tables before their content."""
-    for key, inner in (*as_table(value).items(), *enumerate(as_list(value))):
-        yield (key,)
-        yield from ((key, *path) for path in _paths(inner))
+        path: list[str] = []
+        while read:
+            step, inner = next(iter(read.items()))
+            path.append(step)
+            read = as_table(inner)
+        header, at = (tuple(path), tuple(path)) if is_header else (header, (*header, *path))
+        for length in range(1, len(at) + 1):
+            found.setdefault(at[:length], number)
+    return found

@@ -5,12 +5,12 @@ Everything else is passed to librdkafka unchanged. Values never appear in a mess
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from outbox_relay.fields import is_place
 from outbox_relay.settings.problems import Problem, suggestion
 
 Scalar: TypeAlias = str | int | float | bool
@@ -19,8 +19,8 @@ SERVERS = ("bootstrap.servers", "metadata.broker.list")
 """The two names of the list of brokers, of which one is required."""
 RUNS_CODE = frozenset(("plugin.library.paths", "sasl.kerberos.kinit.cmd", "ssl.engine.location", "ssl.providers"))
 """Settings that name a library to load or a command to run."""
-SHELL_READ = frozenset(("sasl.kerberos.keytab", "sasl.kerberos.principal", "sasl.kerberos.service.name"))
-"""Settings that librdkafka puts into the command line of ``sasl.kerberos.kinit.cmd`` unquoted."""
+FROM_FILE_ONLY = RUNS_CODE | {"sasl.kerberos.keytab", "sasl.kerberos.principal", "sasl.kerberos.service.name"}
+"""Settings that no variable may set: what runs code, and what librdkafka puts into a command line unquoted."""
 
 WHOLE_NUMBERS = frozenset(("batch.size", "message.max.bytes"))
 """Settings that the relay itself reads as whole numbers."""
@@ -35,8 +35,12 @@ def producer_problems(producer: Mapping[str, object]) -> Iterator[Problem]:
     """Yield the settings in ``producer`` that are refused, and the lack of brokers."""
     for name, value in producer.items():
         rule = _rule(name)
-        if not isinstance(value, Scalar):
-            text = f'should be text, a number or true or false; a name with dots needs quotes: "{name}.…"'
+        if is_place(value):
+            if rule is not None or name in (*SERVERS, *WHOLE_NUMBERS):
+                yield Problem((name,), "is no secret: write its value here")
+            yield from _unknown(name)
+        elif not isinstance(value, Scalar):
+            text = f'should be text, a number, true or false, or a secret; a name with dots needs quotes: "{name}.…"'
             yield Problem((name,), text)
         elif rule is None:
             yield from _unknown(name)
@@ -46,19 +50,6 @@ def producer_problems(producer: Mapping[str, object]) -> Iterator[Problem]:
             yield Problem((name,), "should be a whole number")
     if not any(str(producer.get(name, "")).strip() for name in SERVERS):
         yield Problem((), f'needs "{SERVERS[0]}" = "HOST:PORT,…"')
-
-
-def file_problems(files: Mapping[str, Path], producer: Mapping[str, object]) -> Iterator[Problem]:
-    """Yield the settings in ``files`` that are refused, given those in ``producer``."""
-    for name, path in files.items():
-        if "/" not in str(path):
-            # The value may be the secret itself.
-            yield Problem((name,), 'should be the path of a file, with a "/" in it')
-        if name in producer:
-            yield Problem((name,), "is in producer too: give one of the two")
-        elif _rule(name) or name in SERVERS:
-            yield Problem((name,), "should not be in a file: move it to producer")
-        yield from _unknown(name)
 
 
 def has_rule(name: str) -> bool:
@@ -84,15 +75,3 @@ def _unknown(name: str) -> Iterator[Problem]:
 
         if not is_property(name):
             yield Problem((name,), f"librdkafka has no such setting; {suggestion(name, PROPERTIES)}")
-
-
-def refused_from_environment(name: str, value: object) -> str | None:
-    """Return why the setting ``name`` is taken from the file only, or None if a variable may set it.
-
-    A deployment that sets variables of the relay must not thereby run code in it.
-    """
-    if name.strip().lower() in RUNS_CODE:
-        return "makes the relay run code: it is taken from the file only, not from the environment"
-    if name.strip().lower() in SHELL_READ and not re.fullmatch(r"[A-Za-z0-9@._/:+=-]*", str(value)):
-        return "holds a character that a shell reads, and becomes part of a command: it is taken from the file only"
-    return None

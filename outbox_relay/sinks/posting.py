@@ -91,11 +91,6 @@ class Client(Protocol):
     keeps_order: bool
     timeout_seconds: float
 
-    @property
-    def trouble(self) -> str | None:
-        """Return why the destination is unreachable, as found without an event, or None."""
-        ...
-
     async def open(self) -> None:
         """Prepare for deliveries, also after ``close``. The destination may be down."""
         ...
@@ -139,11 +134,6 @@ class PostingSink(Sink):
         self._tasks: dict[Call, asyncio.Task[None]] = {}
         self._ended: list[Call] = []
         self._telling = False
-
-    @property
-    def trouble(self) -> str | None:
-        """See ``Sink``."""
-        return self.client.trouble
 
     def open(self) -> None:
         """See ``Sink``."""

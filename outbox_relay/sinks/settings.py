@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, field_validator
 
-from outbox_relay.fields import Count, Number, Section, matching, not_below, rule
+from outbox_relay.domain.circuit import CircuitPolicy
+from outbox_relay.domain.retry import RetryPolicy
+from outbox_relay.fields import Count, Number, Section, matching, needs, rule
 
 SHOWN: Final = "shown"
 """Marks a text of a plug-in's settings that `config show` may print: ``stream: Annotated[str, SHOWN]``."""
@@ -15,34 +18,14 @@ LEAST_RATE = 0.01
 _TOO_SLOW = f"should be 0, for no limit, or at least {LEAST_RATE:g}"
 
 
-class RetrySettings(Section):
-    """Delays before a failed event is tried again: ``base_seconds``·2ⁿ to ``max_seconds``, ± ``jitter``."""
-
-    attempts: Count = Field(default=30, ge=1, le=10_000)
-    """Attempts before an event is dead, 1 to 10000."""
-    base_seconds: Number = Field(default=1.0, gt=0, le=86_400)
-    """Delay after the first failure, doubled after each further one, in seconds, above 0 and at most 86400."""
-    max_seconds: Annotated[Number, not_below("base_seconds")] = Field(
-        default=3600.0, gt=0, le=604_800, validate_default=True
-    )
-    """Longest delay, in seconds, base_seconds to 604800."""
-    jitter: Number = Field(default=0.2, ge=0, le=1)
-    """Part of a delay by which it is made shorter or longer at random, 0 to 1."""
+def _below(most: str, first: str, policy: object) -> str | None:
+    """Return why the longest delay of a policy cannot be shorter than the first, if it is."""
+    is_below = getattr(policy, f"{most}_seconds") < getattr(policy, f"{first}_seconds")
+    return f"{most}_seconds should not be below {first}_seconds" if is_below else None
 
 
-class CircuitSettings(Section):
-    """Conditions under which a sink pauses because its destination is down, and the pace of its probes."""
-
-    open_after: Count = Field(default=20, ge=1, le=10_000)
-    """Failures and refusals in a row, of different events, after which the circuit opens, 1 to 10000."""
-    probe_seconds: Number = Field(default=1.0, gt=0, le=3600)
-    """Time to the first probe, doubled after each further one, in seconds, above 0 and at most 3600."""
-    probe_max_seconds: Annotated[Number, not_below("probe_seconds")] = Field(
-        default=60.0, gt=0, le=86_400, validate_default=True
-    )
-    """Longest time between probes, in seconds, probe_seconds to 86400."""
-    pause_after_seconds: Number = Field(default=432_000.0, ge=0, le=31_536_000)
-    """Time for which a destination may be down before its sink is paused until `resume`, in seconds; 0: never."""
+def _usual_pending(earlier: Mapping[str, Any]) -> int:
+    return 10_000_000 if earlier.get("claim") == "rows" else 100_000
 
 
 def _usual_order(earlier: Mapping[str, Any]) -> Literal["key", "none"]:
@@ -71,10 +54,11 @@ class SinkSettings(Section):
     """Start of a sink that is new to the database; by default "now", for the first sinks "beginning"."""
     when_dead: Literal["skip", "hold"] = "skip"
     """After a dead letter, later events of its key continue ("skip") or wait for a person ("hold")."""
-    parked_max: Count = Field(default=100_000, ge=1, le=10_000_000)
-    """Events that wait as rows before the sink pauses, 1 to 10000000; spread events do not count."""
-    rows_max: Count = Field(default=10_000_000, ge=1, le=1_000_000_000)
-    """The same with claim = "rows", instead of parked_max, 1 to 1000000000."""
+    pending_max: Count = Field(default_factory=_usual_pending, ge=1, le=1_000_000_000)
+    """Events that wait as rows before the sink waits, 1 to 1000000000; spread events do not count.
+
+    By default 100000, with claim = "rows" 10000000.
+    """
     fair_by: Annotated[
         Literal["tenant", ""],
         rule(
@@ -106,19 +90,47 @@ class SinkSettings(Section):
         ),
     ] = Field(default="/outbox-relay", min_length=1, max_length=1024)
     """The source that CloudEvents name: a URI or the path of one, 1 to 1024 characters."""
-    retry: RetrySettings = Field(default_factory=RetrySettings)
-    circuit: CircuitSettings = Field(default_factory=CircuitSettings)
+    retry: Annotated[RetryPolicy, rule(lambda each, _: _below("max", "base", each))] = Field(
+        default_factory=RetryPolicy
+    )
+    """The delays before a failed event is tried again."""
+    circuit: Annotated[CircuitPolicy, rule(lambda each, _: _below("probe_max", "probe", each))] = Field(
+        default_factory=CircuitPolicy
+    )
+    """When the sink stops because its destination is down, and the pace of its probes."""
 
 
-class PluginSettings(SinkSettings):
+class TlsSettings(Section):
+    """Certificates of a connection over TLS."""
+
+    ca_file: Path | None = None
+    """A PEM file with the authorities that the other side is verified by, instead of the system's."""
+    client_certificate: Path | None = None
+    """A PEM file with the certificate that the relay presents, and those between it and its authority."""
+    client_key: Annotated[Path | None, needs("client_certificate")] = None
+    """A PEM file with the key of client_certificate, not encrypted; by default in the same file."""
+
+
+class CallSettings(SinkSettings):
+    """The settings of a sink that delivers one event at a time."""
+
+    timeout_seconds: Number = Field(default=15.0, gt=0, le=3600)
+    """Longest time for one call or request, in seconds, above 0 and at most 3600, of a webhook at most 60."""
+
+
+class RequestSettings(CallSettings):
+    """The settings of a sink with many calls at once."""
+
+    max_in_flight: Count = Field(default=64, ge=1, le=4096)
+    """Most concurrent calls or requests of one relay, 1 to 4096."""
+
+
+class PluginSettings(CallSettings):
     """The settings of every plug-in, to which its model adds its own.
 
     `config show` prints numbers, flags and choices (``Literal``) of a plug-in, and of its texts those marked ``SHOWN``.
     A password is a ``SecretStr``: then a file that holds it, and that others can read, is reported.
     """
-
-    timeout_seconds: Number = Field(default=15.0, gt=0, le=3600)
-    """Longest time for one call of the plug-in, in seconds, above 0 and at most 3600."""
 
     @field_validator("cloudevents")
     @classmethod

@@ -10,6 +10,8 @@ from outbox_relay.domain.file_reading import is_stream, read_file
 
 FILE_BYTES = 1 << 20
 """Maximum number of bytes of a certificate or key that are compared with those of the last reload."""
+BUNDLE_BYTES = 1 << 24
+"""The same of the file with the system's authorities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,13 @@ def trusting(ca_file: str | Path | None = None, directory: str | None = None) ->
     context = ssl.create_default_context(cafile=ca_file, capath=directory)
     verify_alike(context)
     return context
+
+
+def system_authorities() -> int:
+    """Return a number that changes when the system's authorities do, as ``trusting`` finds them. Blocks."""
+    paths = ssl.get_default_verify_paths()  # those of SSL_CERT_FILE and SSL_CERT_DIR, which exist
+    bundle = None if paths.cafile is None else read_file(Path(paths.cafile), BUNDLE_BYTES)
+    return hash((bundle, None if paths.capath is None else Path(paths.capath).stat().st_mtime_ns))
 
 
 def verify_alike(context: ssl.SSLContext) -> None:

@@ -478,7 +478,7 @@ $$;
 -- Rows of a key are retried in the order of ids, and claimed in it. Rows that are being delivered, and those that another
 -- session has locked, are left and counted as `under_way`. `unsettled` is for outbox.discard_deliveries, and 0.
 --
--- Rows that are due count for `parked_max`, and later ones of their keys wait behind them. So a step retries nothing and
+-- Rows that are due count for `pending_max`, and later ones of their keys wait behind them. So a step retries nothing and
 -- says `is_full` while a sink of its rows has `most_due` that are due: they are to be delivered first. `due_mark` changes
 -- when some of these are. A sink with claim = "rows" is never too full: due rows are its usual state.
 create or replace function outbox.retry_deliveries(

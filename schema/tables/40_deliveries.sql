@@ -63,7 +63,7 @@ create index delivery_queue on outbox.delivery (sink, priority desc, due_at, id)
 create index delivery_suspect on outbox.delivery (sink, due_at, id) where suspect;
 create index delivery_tenant on outbox.delivery (sink, tenant, priority desc, due_at, id) where (ready and (state = 'waiting') and (not suspect) and (tenant is not null));
 create index delivery_uid on outbox.delivery (uid);
--- Rows that count for `parked_max` and have no place in the order of a key: all but events that wait for their part of
+-- Rows that count for `pending_max` and have no place in the order of a key: all but events that wait for their part of
 -- spread_seconds.
 create index delivery_unordered on outbox.delivery (sink, id) where ((not ordered) and (state <> 'dead') and ((deliver_at is null) or (deliver_at <= since)));
 

@@ -41,7 +41,7 @@ class ConsumerProcess:
         return consumer.read_times(self._times)
 
 
-class _EndOffsets:
+class EndOffsets:
     """The end offsets of a topic, queried from the broker."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
@@ -53,14 +53,14 @@ class _EndOffsets:
         try:
             return sum(self._consumer.get_watermark_offsets(p, timeout=REQUEST_SECONDS)[1] for p in self._partitions)
         except KafkaException:
-            return 0  # a partition without a leader yet
+            return 0  # a partition without a leader, or no broker that answers
 
 
 def record_counter(bench: BenchEnvironment, topic: str) -> Callable[[], int]:
     """Return a function that counts the records of a topic, with a consumer if the end offsets are not reliable."""
     if bench.embedded_broker:
         return ConsumerProcess(bench, topic).count
-    return _EndOffsets(bench.bootstrap, topic).count
+    return EndOffsets(bench.bootstrap, topic).count
 
 
 class ReceiverProcess:

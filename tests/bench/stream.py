@@ -1,4 +1,4 @@
-"""A steady stream of numbered events, a relay to a topic, and the end offsets of that topic."""
+"""A steady stream of numbered events, and a relay to a topic."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Protocol
 
 import psycopg
-from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from outbox_relay.postgres.migrations import migrate
-from tests.support.kafka import Record
 from tests.support.postgres import PostgresServer
 from tests.support.service import RelayService
 
@@ -100,64 +97,7 @@ class RelayUnderTest:
         migrate(self.dsn)
         self.relay = RelayService(directory, CONFIG.format(dsn=self.dsn, topic=topic, bootstrap=bootstrap), name)
 
-    def one(self, query: str) -> int:
-        """Run a query and return its number."""
-        with psycopg.connect(self.dsn) as connection:
-            row = connection.execute(query.encode()).fetchone()
-        assert row is not None
-        return int(row[0])
-
-    def cpu_seconds(self) -> float:
-        """Return the processor time of the relay, which depends less on other load than a rate does."""
-        fields = Path(f"/proc/{self.relay.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
     def memory_mib(self) -> float:
         """Return the resident memory of the relay."""
         pages = int(Path(f"/proc/{self.relay.process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-class EndOffsets:
-    """The end offsets of a topic."""
-
-    def __init__(self, bootstrap: str, topic: str) -> None:
-        self._partitions = [TopicPartition(topic, n) for n in range(PARTITIONS)]
-        self._consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "ends", "log_level": 0})
-
-    def count(self) -> int:
-        """Return the number of records; 0 while the broker does not answer."""
-        try:
-            return sum(self._consumer.get_watermark_offsets(p, timeout=10)[1] for p in self._partitions)
-        except KafkaException:
-            return 0
-
-    def seconds(self, records: int, initial: int = 0, limit: float = 900) -> float:
-        """Wait until there are `records`; return the seconds since there were more than `initial`."""
-        began = time.monotonic()
-        moved = False
-        deadline = began + limit
-        while (now := self.count()) < records:
-            if not moved and now > initial:
-                began, moved = time.monotonic(), True
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{now} of {records} records arrived")
-            time.sleep(0.01)
-        return time.monotonic() - began
-
-
-class Brokers(Protocol):
-    """Interface of a cluster or a single broker."""
-
-    @property
-    def bootstrap(self) -> str:
-        """Return the addresses for clients."""
-        ...
-
-    def create_topic(self, name: str, partitions: int = ..., /) -> None:
-        """Create a topic."""
-        ...
-
-    def read_all(self, topic: str, *, seconds: float) -> list[Record]:
-        """Return all records of a topic."""
-        ...

@@ -8,7 +8,7 @@ the figure that depends least on other load; `ratio` compares it with bare aioht
 
 - sink: `WebhookSink.deliver`, signature and verdict included
 - queue: the same behind a `PostingSink`, whose calls a thread of its own hands over and takes, as a relay does
-- client: `HttpClient.post`
+- client: `PooledClient.post`
 - aiohttp: one `ClientSession` for each host, nothing around it
 - httpx: one `httpx.AsyncHTTPTransport` (over httpcore) for each host, without the client layer
 """
@@ -34,8 +34,9 @@ from outbox_relay.domain.outcomes import DELIVERED
 from outbox_relay.formats import signatures
 from outbox_relay.sinks.contract.handing import an_event
 from outbox_relay.sinks.webhook import Credentials, Endpoint, WebhookSink
-from outbox_relay.sinks.webhook.client import HttpClient
-from outbox_relay.sinks.webhook.results import Response
+from outbox_relay.sinks.webhook.client import PooledClient
+from outbox_relay.sinks.webhook.connector import Connector
+from outbox_relay.sinks.webhook.http_client import Response
 from tests.support.receiver.signatures import SECRET
 
 BODY = b'{"id":1,"note":"' + b"x" * 983 + b'"}'
@@ -107,8 +108,9 @@ async def sink(stack: AsyncExitStack, url: str, connections: int) -> Post:
 
 async def client(stack: AsyncExitStack, url: str, _connections: int) -> Post:
     """Prepare the HTTP client of the relay."""
-    made = HttpClient(url=url, denied=lambda _: None)
-    stack.push_async_callback(made.reset)
+    connector = Connector(Endpoint(url, lambda _: None))
+    made = PooledClient(url, connector)
+    stack.callback(connector.reset)
 
     async def post() -> None:
         found = await made.post(HEADERS, BODY, LONG_SECONDS)

@@ -14,7 +14,6 @@ from psycopg.types.json import Jsonb
 
 from outbox_relay import settings
 from outbox_relay.postgres.migrations import migrate
-from outbox_relay.postgres.schema_script import script
 from outbox_relay.postgres.schema_versions import SCHEMA_VERSION
 from tests.support.command import outbox_relay
 from tests.support.database import Database
@@ -89,27 +88,6 @@ def test_an_insert_is_an_event_of_the_same_transaction(shop: Database, producer:
     assert found == [(uid, "OrderCreated", "order-1", '{"id": 1}', "application/json", {"aggregatetype": "order"})]
 
 
-def test_every_way_of_inserting_emits(shop: Database, producer: str) -> None:
-    adopt(shop)
-    uids = [uuid4() for _ in range(4)]
-    with shop.connect(user=producer) as conn:
-        conn.cursor().executemany("insert into outboxevent (id) values (%s)", [[uid] for uid in uids[:2]])
-        conn.execute("insert into outboxevent (id) values (%s), (%s) on conflict do nothing", [uids[1], uids[2]])
-        with conn.cursor().copy("copy outboxevent (id) from stdin") as copy:
-            copy.write_row([uids[3]])
-        conn.execute("delete from outboxevent")
-    assert emitted(shop) == uids
-
-
-def test_an_id_is_emitted_once(shop: Database, producer: str) -> None:
-    adopt(shop)
-    with shop.connect(user=producer) as conn:
-        uid = insert(conn)
-        conn.execute("delete from outboxevent")
-        insert(conn, uid)
-    assert emitted(shop) == [uid]
-
-
 @pytest.mark.parametrize("behavior", ["warn", "error"])
 def test_an_update_warns_and_emits_nothing(shop: Database, producer: str, behavior: str) -> None:
     adopt(shop, table_op_invalid_behavior=behavior)
@@ -130,26 +108,6 @@ def test_an_update_is_refused_where_the_connector_would_stop(shop: Database, pro
             conn.execute("update outboxevent set type = 'Changed'")
 
 
-def test_partitions_of_a_table_emit(shop: Database) -> None:
-    with shop.connect() as conn:
-        conn.execute("create table parted (like outboxevent) partition by hash (id)")
-        conn.execute("create table parted_0 partition of parted for values with (modulus 1, remainder 0)")
-    adopt(shop, "parted")
-    uids = [uuid4(), uuid4()]
-    with shop.connect() as conn:
-        conn.execute("insert into parted (id) values (%s)", [uids[0]])
-        conn.execute("insert into parted_0 (id) values (%s)", [uids[1]])
-    assert emitted(shop) == uids
-
-
-def test_no_type_of_a_row_is_refused(shop: Database, producer: str) -> None:
-    adopt(shop)
-    with shop.connect(user=producer) as conn:
-        for kind in ("Order Created", "zoë*", "", None, "x" * 255, "outbox.event"):
-            insert(conn, kind=kind)
-    assert emitted(shop, "type") == ["Order_Created", "zo__", "order", "order", "x" * 255, "outbox_event"]
-
-
 def test_the_answer_is_what_the_sink_needs(shop: Database, tmp_path: Path) -> None:
     answer = adopt(shop, route_topic_replacement="shop.${routedByValue}.v1")
     assert tomllib.loads(answer) == {"topic": "shop.{headers.aggregatetype}.v1", "tombstones": True}
@@ -163,20 +121,6 @@ def test_the_answer_is_what_the_sink_needs(shop: Database, tmp_path: Path) -> No
         '[routes]\n"*" = ["kafka"]\n'
     )
     assert settings.load(file, {}, shop.dsn).sinks["kafka"].type == "kafka"
-
-
-def test_the_workers_answers_are_taken_as_they_are(shop: Database) -> None:
-    config = {
-        "name": "outbox", "connector.class": "x", "transforms": "route", "tasks.max": 1, **JSON,
-        "transforms.route.type": "io.debezium.transforms.outbox.EventRouter",
-        "transforms.route.route.topic.replacement": "${routedByValue}.events",
-    }  # fmt: skip
-    connectors: Sequence[object] = [config, {"name": "outbox", "config": config, "tasks": ["outbox-0"]}]
-    for connector in connectors:
-        assert tomllib.loads(adopt_with(shop, connector))["topic"] == "{headers.aggregatetype}.events"
-    with shop.connect() as conn:
-        insert(conn)
-    assert emitted(shop, "convert_from(payload, 'UTF8')") == [r'"{\"id\": 1}"']
 
 
 def test_a_table_is_adopted_anew(shop: Database, producer: str) -> None:
@@ -290,11 +234,3 @@ def test_the_adapter_is_made_when_asked_for(database: Database) -> None:
     with database.connect() as conn:
         conn.execute(f"create table outboxevent ({TABLE})".encode())
     assert adopt(database).startswith("topic")
-
-
-def test_the_printed_script_has_the_adapter_when_asked_for(empty_database: Database) -> None:
-    assert "outbox.adopt_debezium" not in script()
-    with empty_database.connect() as conn:
-        conn.execute(script(debezium=True).encode())
-        conn.execute(f"create table outboxevent ({TABLE})".encode())
-    assert adopt(empty_database).startswith("topic")

@@ -7,7 +7,6 @@ import shlex
 from pathlib import Path
 
 import pytest
-from psycopg import sql
 
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.postgres.schema_versions import SCHEMA_VERSION
@@ -68,11 +67,6 @@ def test_the_page_is_true(empty_database: Database, tmp_path: Path) -> None:
     assert query(empty_database, "select to_regnamespace('outbox') is null") == [(True,)]
 
 
-def test_every_block_of_code_is_run() -> None:
-    assert set(FILES) == {"env.py", "versions/outbox.py", "versions/outbox_34.py"}
-    assert sum(block.language == "python" for block in blocks(PAGE)) == len(FILES)
-
-
 @pytest.mark.slow
 def test_autogenerate_leaves_the_schema_alone(empty_database: Database, tmp_path: Path) -> None:
     env = environment(tmp_path, empty_database)
@@ -111,17 +105,3 @@ def test_a_schema_with_undelivered_events_is_not_dropped(empty_database: Databas
     _, said = alembic(tmp_path, "downgrade", "base", code=1)
     assert "sink crm has 1 undelivered events or dead letters. Nothing was changed" in said
     assert query(empty_database, "select version_num from alembic_version") == [(SECOND,)]
-
-
-def test_a_driver_that_cannot_send_a_script_is_refused(empty_database: Database, tmp_path: Path) -> None:
-    environment(tmp_path, empty_database, "pg8000")
-    _, said = alembic(tmp_path, "upgrade", "head", code=1)
-    assert "the driver pg8000 cannot send a script; use one of psycopg, psycopg_async, psycopg2" in said
-
-
-def test_a_schema_of_another_program_is_refused(empty_database: Database, tmp_path: Path) -> None:
-    environment(tmp_path, empty_database)
-    with empty_database.connect() as owner:
-        owner.execute(sql.SQL("create schema outbox"))
-    _, said = alembic(tmp_path, "upgrade", "head", code=1)
-    assert "not outbox-relay's" in said

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -97,80 +96,17 @@ def test_an_order_comes_back_as_an_invoice(database: Database, client: httpx.Cli
 
 
 @pytest.mark.slow
-def test_a_refused_order_leaves_no_event(database: Database, client: httpx.Client) -> None:
-    assert client.post("/orders", json={"total": 0}).status_code == 422
-    with database.connect() as owner:
-        owner.execute(
-            "create function late() returns trigger language plpgsql as "
-            "$$ begin raise exception 'refused at the commit'; end $$"
-        )
-        owner.execute(
-            "create constraint trigger late after insert on orders deferrable initially deferred "
-            "for each row when (new.total = 50) execute function late()"
-        )
-    assert client.post("/orders", json={"total": 50}).status_code == 500, (
-        "the commit fails, and comes before the answer"
-    )
-    assert query(database, "select count(*) from outbox.event") == [(0,)]
-    again = httpx.post(f"{client.base_url}/orders", json={"total": 60}, timeout=20)  # uvicorn has closed the other
-    assert again.status_code == 201
-
-
-@pytest.mark.slow
-def test_a_webhook_has_its_effect_once(database: Database, client: httpx.Client) -> None:
-    for _ in range(2):
-        assert client.post("/webhooks", content=BODY, headers=signed()).status_code == 204
-    assert query(database, "select event, order_id, total from invoices") == [(UID, 1, 1250)]
-
-
-@pytest.mark.slow
-def test_a_webhook_that_is_not_the_relays_is_refused(database: Database, client: httpx.Client) -> None:
-    other = "whsec_" + "A" * 32
-    wrong = {"webhook-id": str(UID), "webhook-timestamp": "1", "webhook-signature": "v1,x v1"}
+def test_a_webhook_of_the_relay_has_its_effect_once(database: Database, client: httpx.Client) -> None:
     refused: list[tuple[dict[str, str], bytes, int]] = [
         ({}, BODY, 401),
-        (wrong, BODY, 401),
-        ({**signed(), "webhook-signature": "v1"}, BODY, 401),
-        (signed(secret=other), BODY, 401),
+        (signed(secret="whsec_" + "A" * 32), BODY, 401),
         (signed(age=1000), BODY, 401),
         (signed(), BODY + b" ", 401),
-        (signed(), b"\xff", 401),
         (signed(), b"x" * (2 << 20), 413),
-        (signed(b"[]"), b"[]", 422),
-        (signed(uid="msg_1"), BODY, 422),
     ]
     for headers, body, status in refused:
         assert client.post("/webhooks", content=body, headers=headers).status_code == status, headers
     assert query(database, "select count(*) from invoices") == [(0,)]
-    assert query(database, "select count(*) from outbox.inbox") == [(0,)]
-
-
-@pytest.mark.slow
-def test_a_type_that_is_not_handled_is_acknowledged(database: Database, client: httpx.Client) -> None:
-    for body in (BODY, b"[]"):
-        headers = {**signed(body), "outbox-type": "order.changed"}
-        assert client.post("/webhooks", content=body, headers=headers).status_code == 204
-    assert query(database, "select count(*) from invoices") == [(0,)]
-    assert query(database, "select count(*) from outbox.inbox") == [(0,)]
-    assert (
-        client.post("/webhooks", content=BODY, headers={**signed(), "outbox-type": "order.created"}).status_code == 204
-    )
-    assert query(database, "select count(*) from invoices") == [(1,)]
-
-
-@pytest.mark.slow
-def test_an_empty_token_of_the_staff_starts_nothing() -> None:
-    command = [sys.executable, str(EXAMPLE / "app.py")]
-    environment = {**os.environ, "DATABASE_URL": "postgresql:///", "WEBHOOK_SECRET": SECRET, "STAFF_TOKEN": ""}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=30)
-    assert (ended.returncode, ended.stderr) == (1, "STAFF_TOKEN is empty: set it to a long random value\n")
-
-
-@pytest.mark.slow
-def test_the_page_is_for_the_staff(database: Database, client: httpx.Client) -> None:
-    client.post("/orders", json={"total": 1250})
-    [(uid,)] = query(database, "select uid::text from outbox.event")
-    assert client.get(f"/outbox/events/{uid}", headers={"cookie": "staff=wrong"}).status_code == 401
-    shown = client.get(f"/outbox/api/v1/events/{uid}", headers={"cookie": f"staff={TOKEN}"})
-    assert shown.status_code == 200
-    assert json.loads(shown.text)["type"] == "order.created"
+    for _ in range(2):
+        assert client.post("/webhooks", content=BODY, headers=signed()).status_code == 204
+    assert query(database, "select event, order_id, total from invoices") == [(UID, 1, 1250)]

@@ -21,10 +21,7 @@ LOWEST = Path(__file__).with_name("lowest.txt")
 INSTALL_SECONDS, TEST_SECONDS = 1800, 1200
 TESTS = (
     "tests/docs/test_alembic_page.py",
-    "tests/docs/test_django_page.py",
     "tests/docs/test_fastapi_page.py",
-    "tests/docs/test_sqlalchemy_page.py",
-    "tests/docs/test_testing_page.py",
     "tests/integration/test_contrib_asyncpg.py",
     "tests/integration/test_contrib_django.py",
     "tests/integration/test_contrib_sqlalchemy.py",

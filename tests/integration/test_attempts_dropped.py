@@ -14,11 +14,10 @@ from outbox_relay.domain.outcomes import Failed
 from outbox_relay.relay import settle
 from tests.support import volume
 from tests.support.database import Database, query
-from tests.support.deliveries import delivered, emit, has
+from tests.support.deliveries import delivered, emit
 from tests.support.logs import RecordedLog
 from tests.support.memory_sink import BOTH, MemorySink, fails
 from tests.support.relay_harness import running, spec
-from tests.support.wait import becomes
 
 PARTITIONS = "select i.inhrelid::regclass::text from pg_inherits i where i.inhparent = 'outbox.attempt'::regclass"
 RAISING = """
@@ -114,25 +113,3 @@ def test_attempts_that_cannot_be_recorded_hold_up_no_delivery(
         assert query(database, "select count(*) from outbox.delivery") == [(0,)]
         [(event, values)] = log.warnings
         assert (event, values["dropped"] > 0) == ("attempts.dropped", True)
-
-
-def test_attempts_are_recorded_again_once_they_can_be(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settle, "SUSPEND_SECONDS", 0.05)
-    sink = MemorySink(keeps_order=True)
-    with running(database.dsn, (spec("s", record_attempts="all"), sink)) as harness:
-        [relay] = harness.loops
-        relay.recorder._log = log = RecordedLog()  # pyright: ignore[reportPrivateUsage]
-        harness.owns_all()
-        with trigger(database):
-            delivered(sink, emit(database, ["a", "b"]))
-            becomes(lambda: relay.recorder.dropped == 2, "both records are dropped")
-
-        def recorded_again() -> bool:
-            emit(database, ["c"])
-            return bool(query(database, "select from outbox.attempt"))
-
-        becomes(recorded_again, "an attempt is recorded")
-        has(database, "select from outbox.attempt")
-        harness.settled()
-    assert [event for _, event, _ in log.lines] == ["attempts.dropped", "attempts.recorded"]
-    assert log.lines[-1][2] == {"dropped": relay.recorder.dropped}

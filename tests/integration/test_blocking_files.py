@@ -23,7 +23,7 @@ SINK = '[sinks.crm]\ntype = "webhook"\nurl = "https://example.com"\n'
 ROUTES = '[routes]\n"*" = ["crm"]\n'
 FILES = {
     "dsn_file": ('[database]\ndsn_file = "{file}"\n', SINK + 'secrets = ["whsec_{key}"]\n', ["status"]),
-    "secrets_file": ("", SINK + 'secrets_file = "{file}"\n', ["check"]),
+    "secrets_file": ("", SINK + 'secrets = [{ file = "{file}" }]\n', ["check"]),
     "ca_file": ("", SINK + 'secrets = ["whsec_{key}"]\nca_file = "{file}"\n', ["check"]),
 }
 KEY = "MDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDA="

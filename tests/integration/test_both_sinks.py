@@ -16,7 +16,6 @@ from tests.support.database import Database
 from tests.support.kafka import KafkaBroker
 from tests.support.ports import free_port
 from tests.support.receiver import Receiver
-from tests.support.receiver.answers import say
 from tests.support.receiver.fault_modes import is_refused
 from tests.support.receiver.process import Arrival, ReceiverProcess
 from tests.support.relay_config import kafka_and_webhook_config
@@ -58,33 +57,6 @@ def status(relay: RelayService) -> dict[str, dict[str, Any]]:
     return inside("status", "--json", "-c", relay.config).json["sinks"]
 
 
-@pytest.mark.slow  # those below have an outage of either sink
-def test_an_event_that_one_sink_has_waits_for_the_other_alone(
-    database: Database, kafka: KafkaBroker, topic: str, tmp_path: Path
-) -> None:
-    with (
-        Receiver(say(500)) as receiver,
-        RelayService(tmp_path, kafka_and_webhook_config(database.dsn, kafka.bootstrap, topic, receiver.url)) as relay,
-    ):
-        [uid] = emit(database)
-        until(lambda: receiver.uids, seconds=60, what="the webhook was tried")
-        until(lambda: in_topic(kafka, topic) == [uid], seconds=60, what="Kafka has it")
-        with database.connect() as connection:
-            until(lambda: _rows(connection), seconds=60, what="a row waits")
-            assert _rows(connection) == [("crm", uid)]
-        receiver.answer = say(200)
-        until(lambda: status(relay)["crm"]["backlog"] == 0, seconds=60, what="the webhook has it")
-        assert in_topic(kafka, topic) == [uid]
-        assert set(receiver.uids) == {uid}
-        assert receiver.unverified == []
-        assert relay.stop() == 0
-
-
-def _rows(connection: Any) -> list[tuple[str, str]]:
-    connection.rollback()
-    return connection.execute("select sink, uid::text from outbox.delivery").fetchall()
-
-
 def test_a_receiver_that_is_down_does_not_touch_kafka(
     database: Database, kafka: KafkaBroker, topic: str, tmp_path: Path
 ) -> None:
@@ -105,18 +77,6 @@ def test_a_receiver_that_is_down_does_not_touch_kafka(
             assert receiver.unverified == []
         assert in_order(uids, in_topic(kafka, topic))
         assert relay.stop() == 0
-
-
-def test_a_broker_that_is_down_does_not_touch_the_webhook(database: Database, topic: str, tmp_path: Path) -> None:
-    nobody = f"127.0.0.1:{free_port()}"
-    with (
-        Receiver() as receiver,
-        RelayService(tmp_path, kafka_and_webhook_config(database.dsn, nobody, topic, receiver.url)) as relay,
-    ):
-        uids = emit(database, 300)
-        until(lambda: status(relay)["crm"]["backlog"] == 0, seconds=60, what="the webhook has everything")
-        assert in_order(uids, receiver.uids)
-        assert status(relay)["events"]["backlog"] == 300
 
 
 class Letter(NamedTuple):

@@ -51,13 +51,13 @@ def test_a_key_that_fails_fills_no_more_rows_than_it_may_and_then_everything_com
     late.script = bad_fails
     sink = MemorySink(late, keeps_order=keeps_order)
     sink.max_batch = 20 if keeps_order else 1
-    with running(database.dsn, (spec("s", parked_max=MOST, retry=NEVER_DEAD), sink)) as harness:
+    with running(database.dsn, (spec("s", pending_max=MOST, retry=NEVER_DEAD), sink)) as harness:
         harness.owns_all()
         others = emit(database, ["bad", *(f"good-{n}" for n in range(30))])[1:]
         delivered(sink, others)
         wanted = emit(database, ["bad"] * 400 + [f"good-{n}" for n in range(30)])
         [(error,)] = has(database, FULL)
-        assert error.startswith(f"{MOST} events wait as rows, and no more than that may (parked_max)")
+        assert error.startswith(f"{MOST} events wait as rows, and no more than that may (pending_max)")
         counted_again(harness)
         [(rows,)] = query(database, LIVE)
         assert MOST <= rows <= MOST + sink.max_in_flight * sink.max_batch
@@ -75,11 +75,11 @@ def test_a_key_that_fails_fills_no_more_rows_than_it_may_and_then_everything_com
 @pytest.mark.fence("the rows of a key that fails fill the disk")
 @pytest.mark.slow
 def test_a_replay_fills_no_more_rows_than_its_sink_may_and_then_delivers_all(database: Database) -> None:
-    """Goes red when ``parked_max`` of its sink is not the bound of a replay."""
+    """Goes red when ``pending_max`` of its sink is not the bound of a replay."""
     late = Late()
     late.script = bad_fails
     sink, clients = MemorySink(keeps_order=False), Clients(lambda: late, keeps_order=False)
-    served = (spec("s", parked_max=MOST, retry=NEVER_DEAD), sink)
+    served = (spec("s", pending_max=MOST, retry=NEVER_DEAD), sink)
     with running(database.dsn, served, replay_client=clients) as harness:
         wanted = emit(database, ["bad"] * 400)
         delivered(sink, wanted)
@@ -99,7 +99,7 @@ def test_rows_that_stand_when_a_session_begins_count(database: Database) -> None
     late.script = bad_fails
     emit(database, ["bad"] * 400)
     for _ in range(3):
-        full = (spec("s", parked_max=MOST, retry=NEVER_DEAD), MemorySink(late, keeps_order=False))
+        full = (spec("s", pending_max=MOST, retry=NEVER_DEAD), MemorySink(late, keeps_order=False))
         harness = RelayHarness(database.dsn, [full], expects={"handed_over"})
         harness.start()
         has(database, FULL)
@@ -117,7 +117,7 @@ def test_rows_behind_a_dead_letter_that_holds_its_key_count_and_status_says_so(
     late.script = fails(1, None, Refused("never"))
     sink = MemorySink(late, keeps_order=keeps_order, holds=True)
     sink.max_batch = 20 if keeps_order else 1
-    with running(database.dsn, (spec("s", parked_max=MOST, hold=True), sink)) as harness:
+    with running(database.dsn, (spec("s", pending_max=MOST, hold=True), sink)) as harness:
         emit(database, ["dead"])
         has(database, "select 1 from outbox.delivery where state = 'dead'")
         late.script = None
@@ -137,7 +137,7 @@ def test_a_relay_whose_rows_are_full_gives_its_shards_up_when_it_stops(database:
     late = Late()
     late.script = bad_fails
     sink = MemorySink(late, keeps_order=False)
-    full = spec("s", parked_max=MOST, retry=NEVER_DEAD)
+    full = spec("s", pending_max=MOST, retry=NEVER_DEAD)
     with running(database.dsn, (full, sink), expects={"handed_over"}) as harness:
         *wanted, good = emit(database, ["bad"] * 400 + ["good"])
         has(database, FULL)
@@ -145,7 +145,7 @@ def test_a_relay_whose_rows_are_full_gives_its_shards_up_when_it_stops(database:
     assert ids(sink) == [good]
     late.script = None
     again = MemorySink(late, keeps_order=False)
-    with running(database.dsn, (spec("s", parked_max=MOST, retry=NEVER_DEAD), again)) as harness:
+    with running(database.dsn, (spec("s", pending_max=MOST, retry=NEVER_DEAD), again)) as harness:
         delivered(again, wanted)
         harness.settled()
     assert in_order(again.delivered)
@@ -157,7 +157,7 @@ def test_relays_that_share_a_sink_fill_no_more_rows_together_than_it_may_have(da
     late.script = fails(10_000)
     sinks = [MemorySink(late, keeps_order=False, max_in_flight=4) for _ in range(2)]
     patient = RetryPolicy(attempts=10_000, base_seconds=3600.0, max_seconds=3600.0, jitter=0.0)
-    full = spec("s", parked_max=MOST, retry=patient, circuit=CircuitPolicy(open_after=10_000))
+    full = spec("s", pending_max=MOST, retry=patient, circuit=CircuitPolicy(open_after=10_000))
     one, two = (running(database.dsn, (full, sink), lease_seconds=3) for sink in sinks)
     with one as first, two as second:
         until(lambda: _halved(first, second), seconds=30, what="both own half of the shards")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Any
 
 import asyncpg
 import pytest
 import sqlalchemy as sa
-from psycopg import AsyncConnection
 
 from outbox_relay import outbox
 from outbox_relay.contrib import asyncpg as asyncpg_outbox
@@ -16,7 +14,7 @@ from outbox_relay.contrib import sqlalchemy as sqlalchemy_outbox
 from outbox_relay.postgres.migrations import migrate
 from tests.support.command import Ended, inside
 from tests.support.database import Database, query
-from tests.support.declared import OrderCreated, OrderPaid
+from tests.support.declared import OrderCreated
 from tests.support.drivers import address, url
 from tests.support.roles import new_role
 
@@ -47,13 +45,6 @@ def test_emit_takes_an_instance_in_the_place_of_the_type(database: Database) -> 
     assert query(database, ROWS)[0] == CREATED
 
 
-async def test_aemit_takes_an_instance(database: Database) -> None:
-    async with await AsyncConnection[Any].connect(database.dsn) as connection:
-        await outbox.aemit(connection, order())
-        await outbox.aemit_many(connection, [order()])
-    assert query(database, ROWS) == [CREATED, CREATED]
-
-
 async def test_the_emits_of_other_packages_take_an_instance(database: Database) -> None:
     engine = sa.create_engine(url(database, "psycopg"))
     with engine.begin() as connection:
@@ -66,16 +57,6 @@ async def test_the_emits_of_other_packages_take_an_instance(database: Database) 
         await asyncpg_outbox.emit_many(other, [order()])
     await other.close()
     assert query(database, ROWS) == [CREATED] * 4
-
-
-def test_the_log_has_no_difference(database: Database) -> None:
-    with database.connect() as connection:
-        outbox.emit_many(connection, [order(), OrderPaid(1, 1.0), outbox.Event("other", {})])
-    ended = check(database)
-    assert ended.code == 0
-    assert ended.err == "not in the catalogue: other\n"
-    assert "order.created: 1 event, no difference" in ended.out.splitlines()
-    assert "order.named: no events" in ended.out.splitlines()
 
 
 def test_the_first_difference_of_each_type_is_named(database: Database) -> None:
@@ -94,27 +75,6 @@ def test_the_first_difference_of_each_type_is_named(database: Database) -> None:
         "events": 2,
         "difference": {"uid": str(newest), "path": "$.total", "expected": "string", "found": "integer"},
     }
-
-
-def test_only_the_newest_events_are_compared(database: Database) -> None:
-    with database.connect() as connection:
-        outbox.emit(connection, "order.created", {})
-        outbox.emit(connection, order())
-        outbox.emit_many(connection, [outbox.Event("other", {}) for _ in range(3)])
-    assert check(database).code == 1
-    assert check(database, "--newest", "1").code == 0
-    ended = check(database, "--look-back", "3")
-    assert (ended.code, "order.created: no events" in ended.out) == (0, True)
-
-
-def test_erased_events_are_left_out(database: Database) -> None:
-    query(
-        database,
-        "insert into outbox.event (shard, uid, type, payload, content_type)"
-        " values (0, gen_random_uuid(), 'order.created', '', 'application/x-erased') returning 1",
-    )
-    ended = check(database)
-    assert (ended.code, "order.created: no events" in ended.out.splitlines()) == (0, True)
 
 
 def test_a_role_needs_the_right_to_payloads(database: Database) -> None:

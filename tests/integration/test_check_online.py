@@ -5,12 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from outbox_relay.postgres.listener import WRONG_DATABASE
 from outbox_relay.workbench.embedded.broker import Broker
 from outbox_relay.workbench.embedded.ports import free_port
 from tests.support.command import Ended, inside
 from tests.support.database import Database
-from tests.support.kafka import KafkaBroker
 from tests.support.receiver import Receiver
 from tests.support.relay_config import kafka_config, webhook_config
 from tests.support.roles import new_role
@@ -52,16 +50,6 @@ def test_privileges_that_no_role_should_have_are_warnings(
     assert line.startswith(f'warning: database: role "{stranger}" has SELECT on table event')
 
 
-def test_notifications_of_another_database_are_a_problem(
-    database: Database, receiver: Receiver, tmp_path: Path
-) -> None:
-    text = webhook_config(database.dsn, receiver, tmp_path)
-    ended = check(tmp_path, listening(text, database.dsn))
-    assert (ended.code, ended.err) == (0, "")
-    ended = check(tmp_path, listening(text, database.server.dsn("postgres")))
-    assert (ended.code, ended.out, ended.err) == (2, "", f"{WRONG_DATABASE}\n")
-
-
 def test_a_database_that_does_not_answer_is_a_failure_unless_something_else_is_wrong(
     database: Database, receiver: Receiver, tmp_path: Path
 ) -> None:
@@ -86,11 +74,3 @@ def test_a_topic_that_brokers_may_create_is_a_warning(database: Database, tmp_pa
     assert ended.code == 0, ended.err
     assert "warning: sinks.events: topic shop.new does not exist, and the brokers do not tell" in ended.err
     assert "UNKNOWN" not in ended.err
-
-
-@pytest.mark.slow  # it starts a broker
-def test_a_topic_that_brokers_do_not_create_is_a_problem(database: Database, tmp_path: Path) -> None:
-    with KafkaBroker({"auto.create.topics.enable": "false"}) as broker:
-        ended = check(tmp_path, kafka_config(database.dsn, broker, "shop.new"))
-    assert ended.code == 2
-    assert "sinks.events: topic shop.new: UNKNOWN_TOPIC_OR_PART" in ended.err

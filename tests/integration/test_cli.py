@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
@@ -15,12 +12,11 @@ from uuid import UUID, uuid4
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from outbox_relay.postgres.schema_versions import SCHEMA_VERSION
 from outbox_relay.relay.calls import new_row_lease
 from outbox_relay.workbench.embedded.ports import free_port
 from tests.docs.parsing import parsers
 from tests.support.command import Ended, inside, outbox_relay
-from tests.support.database import Database, query
+from tests.support.database import Database
 from tests.support.examples import PAGE, answer, register, same
 from tests.support.kafka import KafkaBroker
 from tests.support.postgres import PostgresServer
@@ -92,19 +88,6 @@ def _oldest(database: Database) -> float:
     return float(row[0]) if row else 0.0
 
 
-def test_a_config_names_the_database_too(database: Database, tmp_path: Path) -> None:
-    file = tmp_path / "relay.toml"
-    file.write_text(CONFIG.format(dsn=database.dsn, topic="t", bootstrap="localhost:1"))
-    for arguments in (("status", "-c", file), ("-c", file, "status")):
-        assert inside(*arguments).code == 0
-    assert inside("status", OUTBOX_RELAY_CONFIG=str(file)).code == 0
-    assert inside("status", OUTBOX_RELAY_DATABASE__DSN=database.dsn).code == 0
-    secret = tmp_path / "dsn"
-    secret.write_text(f"{database.dsn}\n")
-    assert inside("status", OUTBOX_RELAY_DATABASE__DSN_FILE=str(secret)).code == 0
-    assert inside("status", "--dsn", database.dsn, OUTBOX_RELAY_DATABASE__POOLER="transaction").code == 0
-
-
 BROKEN = {
     "a setting that does not exist": "[relay]\nlease_second = 3\n",
     "no TOML": "[relay\n",
@@ -134,14 +117,6 @@ def test_a_broken_file_disables_no_command_that_is_given_its_database(
         assert ended.err.splitlines()[-1].endswith("with --dsn DSN, this command needs no configuration")
 
 
-def test_a_broken_file_keeps_a_retention_pass_from_emptying_without_its_archive(
-    database: Database, tmp_path: Path
-) -> None:
-    file = tmp_path / "relay.toml"
-    file.write_text("[relay\n")
-    assert inside("retention", "run", "--dsn", database.dsn, "-c", file).code == 2
-
-
 def test_emit_prints_the_uid_and_why_finds_it(database: Database) -> None:
     register(database, "events")
     ended = ask(database, "emit", "order.created", "--key", "order-1")
@@ -153,30 +128,6 @@ def test_emit_prints_the_uid_and_why_finds_it(database: Database) -> None:
     ended = ask(database, "why", uid.upper())
     assert (ended.code, ended.err) == (0, "")
     assert "events  in the log, not yet delivered (shard" in ended.out
-
-
-def test_emit_takes_what_a_queue_needs_and_why_shows_it(database: Database) -> None:
-    first = ask(database, "emit", "job", "--tenant", "acme", "--priority", "-5", "--unique-key", "k").out.strip()
-    assert ask(database, "emit", "job", "--unique-key", "k").out.strip() == first
-    ended = ask(database, "why", first)
-    assert ended.out.splitlines()[0] == f"{first}  job  without a key, tenant acme, priority -5"
-    found = ask(database, "why", first, "--json").json
-    assert (found["tenant"], found["priority"]) == ("acme", -5)
-    refused(ask(database, "emit", "job", "--tenant", ""), 2, "tenant must have 1 to 255 bytes")
-    assert ask(database, "emit", "job", "--priority", "32768").code == 2
-    with database.connect() as connection:
-        assert connection.execute("select count(*) from outbox.event").fetchone() == (1,)
-
-
-def test_emit_schedules_an_event(database: Database) -> None:
-    times = "2h", "2100-01-01T01:00+01:00"
-    uids = [ask(database, "emit", "t", "--deliver-at", time).out.strip() for time in times]
-    found = query(database, "select uid::text, deliver_at, deliver_at - created_at from outbox.scheduled order by id")
-    assert [uid for uid, _, _ in found] == uids
-    assert timedelta(hours=2) - found[0][2] < timedelta(minutes=1)
-    assert found[1][1] == datetime(2100, 1, 1, tzinfo=UTC)
-    for wrong, said in (("2", "or a delay such as"), ("2100-01-01", "zone"), ("999999999d", "outside the years")):
-        refused(ask(database, "emit", "t", "--deliver-at", wrong), 2, said)
 
 
 def test_emit_stores_the_payload_byte_for_byte(database: Database, tmp_path: Path) -> None:
@@ -231,36 +182,11 @@ def test_pause_and_resume_are_stored_and_may_be_repeated(database: Database) -> 
     ]
 
 
-def test_actions_print_json_too(database: Database) -> None:
-    register(database, "events")
-    done = [ask(database, command, "events", "--json").json for command in ("pause", "pause", "resume", "resume")]
-    assert done == [{"done": 1, "left": 0}, {"done": 0, "left": 0}] * 2
-    uid = ask(database, "emit", "t", "--json").json["uid"]
-    with database.connect() as connection:
-        assert connection.execute("select uid::text from outbox.event").fetchone() == (uid,)
-    migrated = ask(database, "migrate", "--json").json
-    assert (migrated["before"], migrated["after"], migrated["applied"]) == (SCHEMA_VERSION, SCHEMA_VERSION, [])
-    assert ask(database, "rebase", "--json").json["new_ids_above"] >= 0
-    both = ask(database, "migrate", "--sql", "--json")
-    assert (both.code, both.out) == (2, "")
-    assert "not allowed with argument --sql" in both.err
-
-
 def test_an_unknown_sink_ends_with_3_and_names_the_nearest(database: Database) -> None:
     refused(ask(database, "pause", "events"), 3, "there is none yet")
     register(database, "events", "crm")
     refused(ask(database, "pause", "event"), 3, "did you mean events?")
     refused(ask(database, "resume", "zzz"), 3, "there are: crm, events")
-
-
-def test_a_reader_that_goes_away_is_no_traceback(database: Database) -> None:
-    script = f"set -o pipefail; python -m outbox_relay status --dsn '{database.dsn}' | true; echo $?"
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    command = ["/bin/bash", "-c", script]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=60, env={**os.environ, "PATH": path}
-    )
-    assert (done.stdout, done.stderr) == ("141\n", "")
 
 
 # -- a user's mistakes --------------------------------------------------------------------------------------------
@@ -363,15 +289,6 @@ def test_migrate_needs_no_file_and_may_be_repeated(empty_database: Database) -> 
     assert ask(empty_database, "status").code == 0
 
 
-def test_migrate_prints_the_sql_without_a_database(empty_database: Database) -> None:
-    ended = inside("migrate", "--sql", "--grant-relay", "shop_relay")
-    assert (ended.code, ended.err) == (0, "")
-    assert "create schema outbox" in ended.out
-    assert "shop_relay" in ended.out
-    with empty_database.connect() as connection:
-        assert connection.execute("select to_regnamespace('outbox')").fetchone() == (None,)
-
-
 def test_migrate_grants_what_emit_and_the_questions_need(empty_database: Database) -> None:
     with ExitStack() as stack:
         roles = [stack.enter_context(_role(empty_database)) for _ in range(3)]
@@ -409,10 +326,6 @@ class _role:  # noqa: N801 - a context manager
             connection.execute(text.encode())
 
 
-def test_migrate_to_a_role_that_does_not_exist_is_refused(database: Database) -> None:
-    refused(ask(database, "migrate", "--grant-emit", "no_such_role"), 2, "no_such_role")
-
-
 def test_rebase_is_for_when_no_relay_runs(database: Database) -> None:
     ask(database, "emit", "order.created")
     ended = ask(database, "rebase")
@@ -448,16 +361,6 @@ def test_health_check_online_and_status_of_a_running_relay(
 
 def _state(service: RelayService, uid: str) -> str:
     return inside("why", uid, "--json", "-c", service.config).json["sinks"]["events"]["state"]
-
-
-def test_check_online_names_what_cannot_be_reached(empty_database: Database, tmp_path: Path) -> None:
-    file = tmp_path / "relay.toml"
-    file.write_text(CONFIG.format(dsn=empty_database.dsn, topic="t", bootstrap=f"127.0.0.1:{free_port()}"))
-    ended = inside("check", "--online", "-c", file)
-    assert (ended.code, ended.out) == (2, "")
-    assert "database: " in ended.err
-    assert "outbox-relay migrate" in ended.err
-    assert "sinks.events: " in ended.err
 
 
 # -- the page of commands -----------------------------------------------------------------------------------------

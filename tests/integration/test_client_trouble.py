@@ -8,17 +8,14 @@ import pytest
 
 from outbox_relay.relay.report import CLIENT
 from tests.support.command import inside, outbox_relay
-from tests.support.database import Database, query
-from tests.support.deliveries import has
+from tests.support.database import Database
 from tests.support.kafka import KafkaBroker
 from tests.support.kafka.broker import QUICK_START
-from tests.support.memory_sink import MemorySink
 from tests.support.ports import free_port
 from tests.support.proxy import Proxy
 from tests.support.receiver import Receiver
 from tests.support.receiver.answers import say
 from tests.support.receiver.certificates import Authority
-from tests.support.relay_harness import running, spec
 from tests.support.service import RelayService
 from tests.support.wait import until
 
@@ -42,7 +39,6 @@ OIDC = """
 "sasl.oauthbearer.client.secret" = "hunter2-canary"
 "sasl.oauthbearer.token.endpoint.url" = "{url}"
 """
-KNOWN = "select circuit, last_error from outbox.sink"
 
 
 @pytest.fixture
@@ -93,22 +89,6 @@ def test_an_idle_sink_whose_broker_is_down_from_the_start_says_so_until_it_answe
         assert relay.stop() == 0
 
 
-@pytest.mark.slow  # two relays
-def test_the_next_relay_clears_what_the_one_before_it_said(
-    database: Database, kafka: KafkaBroker, proxy: Proxy, topic: str, tmp_path: Path
-) -> None:
-    proxy.target = kafka.port
-    proxy.cut()
-    with relay_of(database, proxy.address, topic, tmp_path) as relay:
-        until(lambda: is_refused(relay), seconds=30, what="status says that no broker listens")
-        assert relay.stop() == 0
-        assert is_refused(relay)
-        proxy.restore()
-        relay.start()
-        until(lambda: status(relay)["last_error"] is None, seconds=30, what="status says no more that it is down")
-        assert relay.stop() == 0
-
-
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
@@ -134,18 +114,3 @@ def test_why_a_token_endpoint_gives_no_token_is_shown(database: Database, tmp_pa
     assert "sinks.events: _AUTHENTICATION: Failed to acquire SASL OAUTHBEARER token: " in check.err
     assert said in check.err
     assert "hunter2" not in check.err
-
-
-def test_errors_of_events_and_open_circuits_are_left_alone(database: Database) -> None:
-    sink, other = MemorySink(), MemorySink()
-    with running(database.dsn, (spec("s"), sink), (spec("other"), other)) as harness:
-        harness.owns_all()
-        sink.trouble = "refused\nfor tests"
-        has(database, f"{KNOWN} where name = 's' and last_error = 'client: refused for tests'")
-        query(database, "update outbox.sink set last_error = 'answered 503' where name = 's' returning 1")
-        query(database, "update outbox.sink set circuit = 'open', last_error = 'down' where name = 'other' returning 1")
-        calls = harness.store.calls["record_trouble"]
-        sink.trouble, other.trouble = None, "refused"
-        until(lambda: harness.store.calls["record_trouble"] >= calls + 2, seconds=10, what="both changes are recorded")
-    assert query(database, f"{KNOWN} where name = 's'") == [("closed", "answered 503")]
-    assert query(database, f"{KNOWN} where name = 'other'") == [("open", "down")]

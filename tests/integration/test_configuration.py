@@ -24,8 +24,8 @@ from tests.support.service import RelayService
 from tests.support.wait import until
 
 SHORT_LEASE = 1.5
-NARROW = spec("s", patterns=("a",), types=("a",))
-WIDE = spec("s", patterns=("a", "b"), types=("a", "b"))
+NARROW = spec("s", patterns=("a",))
+WIDE = spec("s", patterns=("a", "b"))
 REMOVALS = {
     "function": "select outbox.drop_sink('s', true, 1000, null, null)",
     "by hand": "delete from outbox.sink where name = 's'",

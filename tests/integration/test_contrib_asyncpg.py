@@ -15,9 +15,9 @@ import pytest
 
 from outbox_relay import inbox, outbox
 from outbox_relay.contrib import asyncpg as contrib
-from outbox_relay.contrib.asyncpg import Event, InvalidEvent, InvalidMark, NotInTransaction, NoTransaction
+from outbox_relay.contrib.asyncpg import Event, InvalidEvent, InvalidMark, NotInTransaction
 from tests.support.database import Database, query
-from tests.support.drivers import address, skip_without_encodings
+from tests.support.drivers import address
 
 LOGGED = """select type, key, convert_from(payload, 'UTF8'), headers, deliver_at, uid,
        coalesce(content_type, 'application/json')
@@ -105,58 +105,6 @@ async def test_a_refused_event_is_named_as_by_outbox_emit(database: Database) ->
     assert "4711" not in str(found)
 
 
-async def test_other_failures_are_asyncpgs_own(database: Database) -> None:
-    with database.connect(autocommit=True) as owner:
-        owner.execute("alter schema outbox rename to elsewhere")
-    async with connected(database) as conn, conn.transaction():
-        with pytest.raises(asyncpg.InvalidSchemaNameError) as caught:
-            async with conn.transaction():
-                await contrib.emit(conn, "t", {"card": 4711})
-        assert "4711" not in str(caught.value)
-
-
-async def test_text_that_the_connection_cannot_encode_is_refused_and_not_shown(database: Database) -> None:
-    skip_without_encodings()
-    async with connected(database, server_settings={"client_encoding": "LATIN1"}) as conn, conn.transaction():
-        for call in (
-            contrib.emit(conn, "t", {}, key="4711€"),
-            contrib.emit_many(conn, [Event("t", {}, key="4711€")]),
-            contrib.emit(conn, "t", {}, unique_key="4711€"),
-        ):
-            with pytest.raises(InvalidEvent, match="encoding latin-1 lacks") as caught:
-                await call
-            assert "4711" not in str(caught.value)
-        with pytest.raises(InvalidMark, match="consumer has characters that the encoding latin-1 lacks"):
-            await contrib.once(conn, "4711€", uuid.uuid4())
-        await contrib.emit(conn, "t", {"price": "€"}, key="ü", headers={"price": "€"})
-    assert query(database, "select key, headers from outbox.event") == [("ü", {"price": "€"})]
-
-
-async def test_a_wrong_element_is_named_and_nothing_is_emitted(database: Database) -> None:
-    wrong: Any = [Event("t", {}), {"type": "t"}]
-    async with connected(database) as conn, conn.transaction():
-        with pytest.raises(TypeError, match=r"^event 1 must be an outbox\.Event, not dict$"):
-            await contrib.emit_many(conn, wrong)
-    assert query(database, "select count(*) from outbox.event") == [(0,)]
-
-
-async def test_an_aborted_and_a_read_only_transaction_take_no_event(database: Database) -> None:
-    async with connected(database) as conn:
-        aborted = conn.transaction()
-        await aborted.start()
-        with pytest.raises(asyncpg.DivisionByZeroError):
-            await conn.execute("select 1 / 0")
-        with pytest.raises(asyncpg.InFailedSQLTransactionError):
-            await contrib.emit(conn, "t", {})
-        await aborted.rollback()
-        async with conn.transaction(readonly=True):
-            with pytest.raises(asyncpg.ReadOnlySQLTransactionError):
-                async with conn.transaction():
-                    await contrib.emit(conn, "t", {})
-            with pytest.raises(asyncpg.ReadOnlySQLTransactionError):
-                await contrib.once(conn, "billing", uuid.uuid4())
-
-
 async def test_a_connection_of_a_pool_emits_and_warns_outside_a_transaction(database: Database) -> None:
     pool: Any
     async with asyncpg.create_pool(**address(database), min_size=1, max_size=1) as pool, pool.acquire() as conn:
@@ -200,16 +148,6 @@ async def test_an_event_is_handled_once(database: Database, options: dict[str, A
             assert await contrib.once(conn, "billing", uid) is False
             assert await contrib.once(conn, "mail", uid) is True
     assert query(database, "select consumer, uid from outbox.inbox order by 1") == [("billing", uid), ("mail", uid)]
-
-
-async def test_a_mark_outside_a_transaction_is_refused(database: Database) -> None:
-    pool: Any
-    async with asyncpg.create_pool(**address(database), min_size=1, max_size=1) as pool, pool.acquire() as conn:
-        with pytest.raises(NoTransaction, match=r"`async with conn\.transaction\(\):`"):
-            await contrib.once(conn, "billing", uuid.uuid4())
-        assert query(database, "select count(*) from outbox.inbox") == [(0,)]
-        async with conn.transaction():
-            assert await contrib.once(conn, "billing", uuid.uuid4())
 
 
 async def test_a_refused_mark_is_named_as_by_inbox_once(database: Database) -> None:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import unittest
 import uuid
 from collections.abc import Generator
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
 from functools import partial
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, OperationalError, ProgrammingError, connections, transaction
+from django.db import OperationalError, ProgrammingError, connections, transaction
 from django.db.transaction import TransactionManagementError
 from django.http import HttpRequest, HttpResponse
 from django.test import Client, RequestFactory, TestCase, override_settings
 from django.urls import path
 
-from outbox_relay import inbox, outbox
+from outbox_relay import inbox
 from outbox_relay.contrib.django import (
     Event,
     InvalidEvent,
@@ -30,10 +28,8 @@ from outbox_relay.contrib.django import (
     once_per_event,
     reschedule,
 )
-from outbox_relay.testing import OutboxEvents
 from tests.support import django_site
 from tests.support.database import Database, query
-from tests.support.declared import OrderCreated
 
 LOGGED = "select type, key, convert_from(payload, 'UTF8'), headers, deliver_at, uid from outbox.event order by id"
 django_site.set_up()
@@ -131,15 +127,6 @@ def test_the_transaction_of_a_request_has_its_events(shop: Database, monkeypatch
     assert query(shop, "select type from outbox.event") == [("order.created",)]
 
 
-def test_a_database_without_the_outbox_leaves_the_other_alone(shop: Database, empty_database: Database) -> None:
-    django_site.place("default", empty_database)
-    with transaction.atomic(using="shop"):
-        emit("kept", {}, using="shop")
-        with pytest.raises(ProgrammingError, match='schema "outbox" does not exist'), transaction.atomic():
-            emit("elsewhere", {})
-    assert query(shop, "select type from outbox.event") == [("kept",)]
-
-
 def test_a_database_that_a_test_case_may_not_use_takes_no_event(shop: Database, empty_database: Database) -> None:
     """Its event would stay after the test. Red without the cursor of Django, if the connection is open already."""
     django_site.place("default", empty_database)
@@ -160,20 +147,6 @@ def test_a_database_that_a_test_case_may_not_use_takes_no_event(shop: Database, 
     assert query(shop, "select count(*) from outbox.event") == [(0,)]
 
 
-def test_the_connection_of_another_thread_takes_no_event(shop: Database) -> None:
-    wrapper = connections["shop"]
-
-    def elsewhere() -> None:
-        connections["shop"] = wrapper
-        with pytest.raises(DatabaseError, match="can only be used in that same thread"):
-            emit("t", {}, using="shop", require_atomic=False)
-
-    wrapper.ensure_connection()
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(elsewhere).result(30)
-    assert query(shop, "select count(*) from outbox.event") == [(0,)]
-
-
 def test_a_refused_event_leaves_the_block_to_its_savepoint(shop: Database) -> None:
     with transaction.atomic(using="shop"):
         with pytest.raises(InvalidEvent, match="key") as caught, transaction.atomic(using="shop"):
@@ -187,23 +160,6 @@ def test_a_refused_event_leaves_the_block_to_its_savepoint(shop: Database) -> No
     assert query(shop, "select type from outbox.event") == [("kept",)]
 
 
-def test_a_wrong_element_is_named_and_nothing_is_emitted(shop: Database) -> None:
-    wrong: Any = [Event("t", {}), {"type": "t"}]
-    with (
-        transaction.atomic(using="shop"),
-        pytest.raises(TypeError, match=r"^event 1 must be an outbox\.Event, not dict$"),
-    ):
-        emit_many(wrong, using="shop")
-    assert query(shop, "select count(*) from outbox.event") == [(0,)]
-
-
-def test_a_block_that_must_be_rolled_back_takes_no_event() -> None:
-    with transaction.atomic(using="shop"):
-        transaction.set_rollback(True, using="shop")
-        with pytest.raises(TransactionManagementError):
-            emit("t", {}, using="shop")
-
-
 def test_other_failures_are_djangos_own(shop: Database) -> None:
     with shop.connect(autocommit=True) as owner:
         owner.execute("alter schema outbox rename to elsewhere")
@@ -213,22 +169,6 @@ def test_other_failures_are_djangos_own(shop: Database) -> None:
         emit("t", {}, using="lite")
     with pytest.raises(OperationalError, match="nowhere"):
         emit("t", {}, require_atomic=False)
-
-
-def test_outbox_emit_names_this_function() -> None:
-    wrong: Any = connections["shop"]
-    with pytest.raises(TypeError, match=r"outbox_relay\.contrib\.django"):
-        outbox.emit(wrong, "t", {})
-
-
-def test_the_test_kit_takes_an_alias() -> None:
-    with transaction.atomic(using="shop"):
-        emit("t", {"a": 1}, using="shop")
-        OutboxEvents("shop").assert_emitted("t", payload={"a": 1})
-        transaction.set_rollback(True, using="shop")
-    with OutboxEvents("shop") as events, transaction.atomic(using="shop"):
-        emit("committed", {}, using="shop")
-    assert [each.type for each in events.emitted()] == ["committed"]
 
 
 # -- the inbox ----------------------------------------------------------------------------------------------------
@@ -246,16 +186,6 @@ def test_an_event_is_handled_once(shop: Database) -> None:
         assert not once("billing", uid, using="shop")
         assert once("mail", uid, using="shop")
     assert query(shop, "select consumer, uid from outbox.inbox order by 1") == [("billing", uid), ("mail", uid)]
-
-
-def test_a_mark_outside_an_atomic_block_is_refused(shop: Database) -> None:
-    with pytest.raises(TransactionManagementError, match=r"atomic\(using='shop'\)"):
-        once("billing", uuid.uuid4(), using="shop")
-    with transaction.atomic(using="shop"):
-        transaction.set_rollback(True, using="shop")
-        with pytest.raises(TransactionManagementError):
-            once("billing", uuid.uuid4(), using="shop")
-    assert query(shop, "select count(*) from outbox.inbox") == [(0,)]
 
 
 def test_a_refused_mark_is_named_and_other_failures_are_djangos_own(shop: Database) -> None:
@@ -302,23 +232,3 @@ def test_a_handler_is_called_once_for_an_event(shop: Database) -> None:
     assert (invoice.__name__, handled) == ("invoice", [uid, uid])
     names = query(shop, "select consumer from outbox.inbox order by 1")
     assert names == [("billing",), ("billing/replay-7",)]
-
-
-def test_an_asynchronous_handler_is_refused() -> None:
-    async def invoice(request: HttpRequest) -> None:
-        raise AssertionError(request)
-
-    with pytest.raises(TypeError, match="wraps plain functions"):
-        once_per_event("billing")(invoice)
-
-
-def test_an_instance_of_a_declared_class_is_emitted(shop: Database) -> None:
-    order = OrderCreated(id=1, total=Decimal(1))
-    with transaction.atomic(using="shop"):
-        emit(order, using="shop")
-        emit_many([order, Event(order, key="k")], using="shop")
-    assert query(shop, "select type, key from outbox.event order by id") == [
-        ("order.created", "1"),
-        ("order.created", "1"),
-        ("order.created", "k"),
-    ]

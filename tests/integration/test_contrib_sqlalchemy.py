@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 import warnings
 from collections.abc import Generator
@@ -11,12 +10,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, event, text
-from sqlalchemy.exc import DataError, DBAPIError, OperationalError, ProgrammingError
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.exc import DBAPIError, ProgrammingError
 from sqlalchemy.ext.asyncio import (
     AsyncSession,
-    async_scoped_session,
-    async_sessionmaker,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 
@@ -95,16 +92,6 @@ def test_what_a_session_has_changed_is_written_before_the_event(engine: Engine) 
             contrib.emit(session, "order.created", {"id": 1})
 
 
-def test_a_connection_and_a_scoped_session_emit_too(shop: Database, engine: Engine) -> None:
-    with engine.begin() as connection:
-        first = contrib.emit(connection, "a", {})
-    scoped = scoped_session(sessionmaker(engine))
-    second = contrib.emit(scoped, "b", {})
-    scoped.commit()
-    scoped.remove()
-    assert query(shop, "select type, uid from outbox.event order by id") == [("a", first), ("b", second)]
-
-
 def test_unique_keys_and_changes_of_scheduled_events(shop: Database, engine: Engine) -> None:
     later = datetime.now(UTC) + timedelta(hours=1)
     with Session(engine) as session, session.begin():
@@ -118,56 +105,6 @@ def test_unique_keys_and_changes_of_scheduled_events(shop: Database, engine: Eng
             contrib.reschedule(session, first, datetime.max.replace(tzinfo=UTC))
     assert query(shop, "select tenant, priority from outbox.event order by id") == [(None, None)]
     assert query(shop, "select from outbox.scheduled") == []
-
-
-@pytest.mark.parametrize("driver", DRIVERS)
-async def test_an_asynchronous_session_changes_scheduled_events(shop: Database, driver: str) -> None:
-    later = datetime.now(UTC) + timedelta(hours=1)
-    async with engine_of(shop, driver) as engine, AsyncSession(engine) as session, session.begin():
-        uid = await contrib.aemit(session, "t", {}, unique_key="k", deliver_at=later)
-        assert await contrib.areschedule(session, uid, later + timedelta(hours=1)) is True
-        assert await contrib.acancel(session, uid) is True
-    assert query(shop, "select from outbox.scheduled") == []
-
-
-def test_an_event_in_a_savepoint_goes_with_it(shop: Database, engine: Engine) -> None:
-    with Session(engine) as session, session.begin():
-        kept = contrib.emit(session, "kept", {})
-        with session.begin_nested() as nested:
-            contrib.emit(session, "undone", {})
-            nested.rollback()
-    assert query(shop, "select uid from outbox.event") == [(kept,)]
-
-
-def test_a_listener_of_a_flush_passes_the_connection_of_the_session(shop: Database, engine: Engine) -> None:
-    with Session(engine) as session:
-
-        def announce(flushed: Session, _context: object) -> None:
-            contrib.emit(flushed.connection(), "order.created", {})
-
-        event.listen(session, "after_flush", announce)
-        session.add(Order(id=1, total=5))
-        session.commit()
-    assert committed(shop) == [("order.created", None), (1,)]
-
-
-@pytest.mark.parametrize("driver", DRIVERS)
-async def test_asynchronous_sessions_and_connections_emit(shop: Database, driver: str) -> None:
-    async with engine_of(shop, driver) as engine:
-        async with AsyncSession(engine) as session:
-            session.add(Order(id=1, total=5))
-            await contrib.aemit(session, "undone", {})
-            await session.rollback()
-        async with AsyncSession(engine) as session, session.begin():
-            session.add(Order(id=2, total=5))
-            await contrib.aemit(session, "order.created", {"id": 2}, key="order-2")
-        async with engine.begin() as connection:
-            await contrib.aemit(connection, "a", {})
-        scoped = async_scoped_session(async_sessionmaker(engine), scopefunc=asyncio.current_task)
-        await contrib.aemit_many(scoped, [Event("b", {}), Event("c", {})])
-        await scoped.commit()
-        await scoped.remove()
-    assert committed(shop) == [("order.created", "order-2"), ("a", None), ("b", None), ("c", None), (1,)]
 
 
 # -- the event ----------------------------------------------------------------------------------------------------
@@ -256,22 +193,6 @@ def test_a_refused_event_is_named_as_by_outbox_emit(shop: Database, engine: Engi
     assert [index for _, index in found] == [None, None, None, None, 1]
 
 
-@pytest.mark.parametrize("driver", DRIVERS)
-async def test_a_refused_event_is_named_asynchronously(shop: Database, driver: str) -> None:
-    async with engine_of(shop, driver) as engine, AsyncSession(engine) as session:
-        with pytest.raises(InvalidEvent, match="key") as caught:
-            async with session.begin_nested():
-                await contrib.aemit(session, "t", {}, key="k" * 2000)
-        assert caught.value.index is None
-        with pytest.raises(InvalidEvent, match=r"^event 1: ") as caught:
-            async with session.begin_nested():
-                await contrib.aemit_many(session, [Event("a", {}), Event("", {})])
-        assert caught.value.index == 1
-        await contrib.aemit(session, "t", {})
-        await session.commit()
-    assert query(shop, "select type from outbox.event") == [("t",)]
-
-
 @pytest.mark.parametrize("driver", ["psycopg2", "pg8000"])
 def test_other_drivers_emit_and_name_what_is_refused(shop: Database, driver: str) -> None:
     made = create_engine(url(shop, driver))
@@ -306,42 +227,6 @@ async def test_text_that_the_connection_cannot_encode_is_refused_and_not_shown(s
             await contrib.aonce(connection, "4711€", uuid.uuid4())
         await contrib.aemit(connection, "t", {"price": "€"}, key="ü")
     assert query(shop, "select key from outbox.event") == [("ü",)]
-
-
-def test_an_error_that_the_application_is_handling_is_not_taken_for_one_of_the_event(engine: Engine) -> None:
-    with engine.connect() as connection:
-        connection.execute(text("set transaction read only"))
-        try:
-            "€".encode("latin-1")
-        except UnicodeEncodeError:
-            with pytest.raises(DBAPIError, match="read-only"):
-                contrib.emit(connection, "t", {})
-
-
-@pytest.mark.parametrize("driver", DRIVERS)
-async def test_a_wrong_element_is_named_and_nothing_is_emitted(shop: Database, engine: Engine, driver: str) -> None:
-    wrong: Any = [Event("t", {}), {"type": "t"}]
-    with engine.begin() as connection, pytest.raises(TypeError, match=r"^event 1 must be an outbox\.Event, not dict$"):
-        contrib.emit_many(connection, wrong)
-    async with engine_of(shop, driver) as other, other.begin() as asynchronous:
-        with pytest.raises(TypeError, match=r"^event 1 must be an outbox\.Event, not dict$"):
-            await contrib.aemit_many(asynchronous, wrong)
-    assert query(shop, "select count(*) from outbox.event") == [(0,)]
-
-
-def test_other_failures_are_sqlalchemys_own(shop: Database, engine: Engine) -> None:
-    with engine.connect() as connection:
-        with pytest.raises(DataError):
-            connection.execute(text("select 1 / 0"))
-        with pytest.raises(DBAPIError, match="aborted"):
-            contrib.emit(connection, "t", {})
-    with shop.connect(autocommit=True) as owner:
-        owner.execute("alter schema outbox rename to elsewhere")
-    with engine.connect() as connection, pytest.raises(ProgrammingError):
-        contrib.emit(connection, "t", {})
-    nowhere = create_engine("postgresql+psycopg://127.0.0.1:1/nowhere")
-    with Session(nowhere) as session, pytest.raises(OperationalError):
-        contrib.emit(session, "t", {})
 
 
 @pytest.mark.parametrize("driver", DRIVERS)

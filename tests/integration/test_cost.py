@@ -8,10 +8,9 @@ from collections import Counter
 import psycopg
 import pytest
 
-from outbox_relay.domain.attempts import RecordAttempts
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.relay.log_reader import CHUNK_EVENTS
-from tests.support.database import Database, query
+from tests.support.database import Database
 from tests.support.memory_sink import MemorySink
 from tests.support.postgres import PostgresServer
 from tests.support.relay_harness import running, spec
@@ -61,38 +60,6 @@ def test_a_backlog_costs_two_statements_a_chunk_and_next_to_no_wal(capsys: pytes
     assert made["look"] <= 20
     assert not made["blocked_keys"] + made["still_blocked"] + made["highest_discarded"] + made["discarded"]
     assert wal <= made["settle"] * POSITION_BYTES + AROUND_BYTES
-
-
-@pytest.mark.parametrize(("mode", "most_bytes"), [("none", 0), ("failures", 0), ("all", 350)])
-@pytest.mark.slow  # delivers a backlog
-def test_only_all_attempts_cost_wal_for_a_delivered_event(
-    mode: RecordAttempts, most_bytes: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Settlements differ by nothing but the records of deliveries, a row for each."""
-    sink = MemorySink()
-    with PostgresServer(ONLY_THE_RELAY) as server:
-        server.create_database("cost")
-        database = Database(server, "cost")
-        migrate(database.dsn)
-        with running(database.dsn, (spec("s", record_attempts=mode), sink)) as harness:
-            harness.owns_all()
-            harness.settled()
-            with database.connect() as connection:
-                connection.execute(FILL, (EVENTS,))
-                before, calls = written(connection), Counter(harness.store.calls)
-            until(lambda: everywhere([sink]), seconds=60, what="everything is delivered")
-            harness.settled()
-            harness.stop()
-            made = harness.store.calls - calls
-            with database.connect() as connection:
-                wal = written(connection) - before
-        recorded = query(
-            database, "select count(*), count(distinct id) from outbox.attempt where outcome = 'delivered'"
-        )
-    with capsys.disabled():
-        sys.stdout.write(f"\n{EVENTS} events, attempts recorded: {mode}: {wal / EVENTS:.2f} bytes of WAL an event\n")
-    assert recorded == ([(EVENTS, EVENTS)] if mode == "all" else [(0, 0)])
-    assert wal <= made["settle"] * POSITION_BYTES + AROUND_BYTES + EVENTS * most_bytes
 
 
 def written(connection: psycopg.Connection) -> int:

@@ -74,22 +74,6 @@ def test_an_event_is_shown_with_its_payload_if_asked_for(database: Database, uid
     assert [d["state"] for d in found["deliveries"]] == ["dead"]
 
 
-def test_an_event_is_shown_with_every_recorded_attempt(database: Database, uid: str) -> None:
-    with database.connect() as connection:
-        connection.execute(
-            "insert into outbox.attempt (uid, sink, id, number, relay, outcome, status, error, milliseconds) "
-            "select %s::uuid, sink, 1, n, 'here', 'failed', 503, 'answered 503', 7 "
-            "from generate_series(1, 60) n, unnest(array['crm', 'events']) sink",
-            (uid,),
-        )
-    [delivery] = ask(database, "dead", "show", uid, "--json").json["deliveries"]
-    attempts = delivery["attempts_recorded"]
-    assert sorted(each["number"] for each in attempts) == list(range(1, 61))
-    assert (attempts[0]["relay"], attempts[0]["status"]) == ("here", 503)
-    lines = ask(database, "dead", "show", uid).out.splitlines()
-    assert len([line for line in lines if line.endswith("failed  7.0 ms  503  here  answered 503")]) == 60
-
-
 def test_an_export_has_every_payload_byte_for_byte(database: Database) -> None:
     register(database, "crm", pattern="*")
     payloads = [b'{"a": "\xc3\xa9"}', b"\x00\xff", b"", "🦆\n\r\u2028".encode(), b"with \x00 NUL"]
@@ -170,16 +154,6 @@ def test_a_scheduled_event_that_is_named_is_cancelled(database: Database) -> Non
     ended = ask(database, "dead", "discard", found, "--sink", "crm", "--reason", "r")
     assert (ended.code, ended.out) == (0, "discarded 1 delivery\n")
     assert query(database, "select from outbox.scheduled") == []
-
-
-@pytest.mark.usefixtures("uid")
-def test_events_without_a_row_are_explained(database: Database) -> None:
-    logged, unknown = emit(database), str(uuid4())
-    ended = ask(database, "dead", "discard", logged, "--reason", "r")
-    assert ended.code == 0
-    assert f"event {logged} has no delivery of its own: it was delivered, or is still to be read" in ended.err
-    ended = ask(database, "dead", "retry", unknown)
-    assert (ended.code, ended.out, ended.err) == (3, "", f"no event {unknown} is known\n")
 
 
 def test_a_named_event_that_is_being_delivered_is_left_with_exit_code_1(database: Database, uid: str) -> None:

@@ -13,16 +13,13 @@ from structlog.testing import capture_logs
 from outbox_relay.admin import status
 from outbox_relay.admin.doctor import doctor
 from outbox_relay.domain import circuit
-from outbox_relay.domain.circuit import CircuitPolicy
-from outbox_relay.domain.outcomes import Failed, Unavailable
 from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.ui.sink_views import judge_sink
 from tests.support.database import Database, query
-from tests.support.deliveries import delivered, emit, has, in_order
-from tests.support.memory_sink import Late, MemorySink, fails
-from tests.support.ports import free_port, unanswering_port
+from tests.support.deliveries import emit, has
+from tests.support.ports import free_port
 from tests.support.receiver import Receiver, Request
-from tests.support.receiver.answers import Behaviour, chosen, say
+from tests.support.receiver.answers import say
 from tests.support.relay_harness import RelayHarness, running, spec
 from tests.support.wait import until
 from tests.support.webhook_sink import a_sink
@@ -105,20 +102,6 @@ def test_a_receiver_that_is_down_opens_the_circuit_whatever_the_number_of_keys(d
     assert query(database, ROWS) == [(0,)]
 
 
-@pytest.mark.parametrize("keys", [1, 10])
-def test_a_receiver_that_answers_nothing_opens_it_too(database: Database, keys: int) -> None:
-    """Requests that take long become rows, at most one of each key, and one for each probe."""
-    with (
-        unanswering_port() as port,
-        running(database.dsn, (spec("crm"), a_sink(url(port), timeout_seconds=1.0))) as harness,
-    ):
-        emit_of(database, keys, keys)
-        has(database, OPEN, seconds=40)
-        with until_probed(harness):
-            emit_of(database, keys, 300)
-        assert query(database, ROWS)[0][0] <= keys
-
-
 def test_keys_with_rows_make_no_more_of_them_while_the_destination_is_down(database: Database) -> None:
     """A request that broke in the middle made a row. The later events of its key stay in the log."""
     port = free_port()
@@ -160,39 +143,6 @@ def test_a_receiver_that_dies_during_requests_leaves_a_row_for_each_of_them_alon
             assert_in_order(database, receiver.requests)
 
 
-def test_the_end_of_a_relay_waits_for_no_destination_that_is_down(database: Database) -> None:
-    """Goes red when events that are tried again hold up the release of their shards."""
-    with running(database.dsn, (spec("crm"), a_sink(url(free_port()))), expects={"handed_over"}) as harness:
-        harness.owns_all()
-        emit_of(database, 1, 10)
-        has(database, "select 1 from outbox.sink where last_error is not null or circuit <> 'closed'")
-        harness.stop()
-    assert query(database, ROWS) == [(0,)]
-    assert query(database, "select count(*) from outbox.shard where owner is not null") == [(0,)]
-
-
-def test_an_event_that_a_gateway_never_takes_holds_up_no_other_even_with_one_slot(database: Database) -> None:
-    """It alone opens the circuit, and must not be every probe."""
-    poison = b'{"n":0}'
-
-    def answer(request: Request) -> Behaviour:
-        return say(502) if request.body == poison else say(200)
-
-    with (
-        Receiver(chosen(answer)) as receiver,
-        running(database.dsn, (spec("crm"), a_sink(receiver.url, max_in_flight=1))) as harness,
-    ):
-        emit(database, ["poison"])
-        has(database, OPEN)
-        emit(database, ["poison", *(f"k{n}" for n in range(30))])
-        has_all(receiver, 31)
-        assert query(database, "select coalesce(max(attempts), 0) from outbox.delivery") == [(0,)]
-        receiver.answer = say(200)
-        has_all(receiver, 32)
-        harness.settled()
-        assert_in_order(database, receiver.requests)
-
-
 @pytest.mark.parametrize("answer", [400, 401, 403, 404, 422, 500])
 def test_a_receiver_that_refuses_everything_opens_the_circuit_and_no_event_dies(
     database: Database, answer: int
@@ -204,7 +154,7 @@ def test_a_receiver_that_refuses_everything_opens_the_circuit_and_no_event_dies(
             pass  # nothing is to happen but probes
         assert query(database, DEAD) == [(0,)]
         counted = "select from outbox.delivery having max(attempts) = 1 and count(*) filter (where attempts > 0) = {}"
-        has(database, counted.format(harness.loops[0].parts.spec.circuit.open_after))
+        has(database, counted.format(harness.loops[0].parts.spec.settings.circuit.open_after))
         assert f"answered {answer}" in status(harness.store)["sinks"]["crm"]["last_error"]
         refused = len(receiver.requests)
         receiver.answer = say(200)
@@ -214,77 +164,3 @@ def test_a_receiver_that_refuses_everything_opens_the_circuit_and_no_event_dies(
         assert_in_order(database, taken)
         assert len({request.uid for request in taken}) >= 999  # a request may have been on its way
     assert query(database, ROWS) == [(0,)]
-
-
-def test_statuses_that_are_listed_as_permanent_open_it_too(database: Database) -> None:
-    with Receiver(say(400)) as receiver:
-        crm = a_sink(receiver.url, permanent_statuses=[400])
-        with running(database.dsn, (spec("crm"), crm)) as harness:
-            emit_of(database, 100, 1000)
-            has(database, OPEN)
-            has(database, f"{DEAD} having count(*) >= 20")
-            with until_probed(harness):
-                pass  # nothing is to happen but probes
-            assert query(database, DEAD)[0][0] < 200
-            receiver.answer = say(200)
-            harness.settled()
-
-
-@pytest.mark.parametrize("claim", ["log", "rows"])
-def test_handlers_and_queues_open_it_too(database: Database, claim: str) -> None:
-    late = Late()
-    late.script = fails(10_000, None, Unavailable("no connection to the handler's database"))
-    sink = MemorySink(late, keeps_order=False)
-    with running(database.dsn, (spec("s", claim=claim), sink)) as harness:
-        wanted = emit_of(database, 3, 30)
-        has(database, OPEN)
-        assert query(database, ROWS) == [(0 if claim == "log" else 30,)]
-        late.script = None
-        delivered(sink, wanted)
-        harness.settled()
-    assert in_order(sink.delivered)
-
-
-def test_an_event_that_is_refused_for_ever_after_an_outage_dies_at_its_own_pace(database: Database) -> None:
-    """Its key has the only events: it is every probe, and must not keep the circuit open without end."""
-    late = Late()
-    late.script = fails(10_000, None, Unavailable("connection refused"))
-    sink = MemorySink(late, keeps_order=False)
-    policy = CircuitPolicy(open_after=20, probe_seconds=0.05, probe_max_seconds=0.1)
-    with running(database.dsn, (spec("s", circuit=policy), sink)) as harness:
-        wanted = emit(database, ["a", "a", "a"])
-        has(database, OPEN)
-        late.script = fails(10_000, wanted[:1], Failed("status 400", 400))
-        delivered(sink, wanted[1:])
-        has(database, CLOSED)
-        assert query(database, "select id, state, attempts from outbox.delivery") == [(wanted[0], "dead", 5)]
-        assert harness.ended == []
-
-
-def test_attempts_grow_rare_before_the_circuit_opens(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(circuit, "DOWN_SECONDS", 6.4)
-    late = Late()
-    late.script = fails(10_000, None, Unavailable("connection refused"))
-    sink = MemorySink(late, keeps_order=False)
-    policy = CircuitPolicy(open_after=20, probe_seconds=0.1, probe_max_seconds=60.0)
-    with running(database.dsn, (spec("s", circuit=policy), sink)):
-        emit(database, ["a", "a"])
-        has(database, OPEN)
-        assert len(sink.attempts) <= 9
-
-
-def test_statuses_that_are_accepted_deliver_and_are_shown(database: Database) -> None:
-    def answer(request: Request) -> Behaviour:
-        return say(500 if request.header("outbox-attempt") == "1" and request.body == b'{"n":0}' else 409)
-
-    with Receiver(chosen(answer)) as receiver:
-        crm = a_sink(receiver.url, accepted_statuses=[409])
-        with running(database.dsn, (spec("crm"), crm)) as harness:
-            emit_of(database, 2, 10)
-            has_all(receiver, 10)
-            harness.settled()
-    assert query(database, ROWS) == [(0,)]
-    assert query(database, "select outcome, status from outbox.attempt order by at") == [
-        ("failed", 500),
-        ("delivered", 409),
-    ]

@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
-from uuid import NAMESPACE_DNS, UUID, uuid4
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
 from psycopg.adapt import Loader
-from psycopg.rows import dict_row
 from psycopg.types.string import StrDumper
 
 from outbox_relay import outbox
@@ -49,21 +48,10 @@ def loaded_by(module: str) -> set[str]:
 
 def test_importing_emit_loads_psycopg_and_nothing_of_the_relay() -> None:
     psycopg_alone = loaded_by("psycopg")
-    assert loaded_by("outbox_relay.outbox") - psycopg_alone == {
-        *("outbox_relay", "outbox_relay.callers", "outbox_relay.emit_rows", "outbox_relay.emit_spans"),
-        "outbox_relay.outbox",
-    }
-    assert loaded_by("outbox_relay.inbox") - psycopg_alone == {
-        *("outbox_relay", "outbox_relay.callers", "outbox_relay.inbox", "outbox_relay.inbox_marks")
-    }
-
-
-def test_the_plugin_of_pytest_loads_no_driver_and_nothing_of_the_relay() -> None:
-    """Every run of pytest loads it where outbox-relay is installed."""
-    assert loaded_by("outbox_relay.testing") - loaded_by("pytest") == {
-        *("outbox_relay", "outbox_relay.testing", "outbox_relay.testing.events", "outbox_relay.testing.matching"),
-        "outbox_relay.testing.reading",
-    }
+    below = {"callers", "emit_rows", "emit_spans", "inbox_marks", "statements"}
+    for name in ("outbox", "inbox"):
+        expected = {"outbox_relay", *(f"outbox_relay.{each}" for each in below | {name})}
+        assert loaded_by(f"outbox_relay.{name}") - psycopg_alone == expected
 
 
 def test_every_field_arrives_as_it_was_given(database: Database, conn: psycopg.Connection[Any]) -> None:
@@ -81,14 +69,6 @@ def test_every_field_arrives_as_it_was_given(database: Database, conn: psycopg.C
     row = (uid, "order.created", "schlüssel", payload, "application/json", {"a": "ü", "b": "2"}, later)
     assert events(database) == [row]
     assert uid.version == 7
-
-
-def test_a_uid_made_by_default_is_a_uuid7_of_now(conn: psycopg.Connection[Any]) -> None:
-    before = datetime.now(UTC).timestamp()
-    uid = outbox.emit(conn, "t", 1)
-    after = datetime.now(UTC).timestamp()
-    assert (uid.version, uid.variant) == (7, "specified in RFC 4122")
-    assert before - 1 <= (uid.int >> 80) / 1000 <= after + 1
 
 
 def quoted(value: object) -> str:
@@ -147,29 +127,6 @@ def test_rolled_back_transactions_and_savepoints_emit_nothing(
     assert events(database, "uid, type") == [(kept, "kept"), (inner, "inner")]
 
 
-def test_an_event_that_was_refused_in_a_savepoint_leaves_the_transaction_alone(
-    database: Database, conn: psycopg.Connection[Any]
-) -> None:
-    outbox.emit(conn, "first", 1)
-    with pytest.raises(InvalidEvent), conn.transaction():
-        outbox.emit(conn, "not a type", 1)
-    outbox.emit(conn, "second", 1)
-    conn.commit()
-    assert events(database, "type") == [("first",), ("second",)]
-
-
-def test_the_callers_cursor_is_left_as_it_was(conn: psycopg.Connection[Any]) -> None:
-    conn.row_factory = dict_row
-    cursor = conn.cursor()
-    cursor.execute("select n from generate_series(1, 3) n")
-    assert cursor.fetchone() == {"n": 1}
-    uid = outbox.emit(cursor, "t", 1)
-    outbox.emit_many(cursor, [Event("t", 1)])
-    assert isinstance(uid, UUID)
-    assert (cursor.fetchall(), cursor.rowcount) == ([{"n": 2}, {"n": 3}], 3)
-    assert conn.row_factory is dict_row
-
-
 @pytest.mark.parametrize("kind", [psycopg.ClientCursor, psycopg.Cursor])
 def test_any_kind_of_cursor_and_any_adapters_will_do(
     database: Database, conn: psycopg.Connection[Any], kind: type[psycopg.Cursor[Any]]
@@ -217,11 +174,6 @@ def test_one_round_trip_for_one_and_for_many(conn: psycopg.Connection[Any]) -> N
     assert conn.execute("select count(*) from pg_prepared_statements").fetchone() == (0,)
 
 
-def test_no_events_are_no_error(conn: psycopg.Connection[Any]) -> None:
-    assert outbox.emit_many(conn, []) == []
-    assert conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
-
-
 def test_pipeline_mode(database: Database, conn: psycopg.Connection[Any]) -> None:
     with conn.pipeline():
         conn.execute("create temporary table seen (n integer)")
@@ -230,15 +182,6 @@ def test_pipeline_mode(database: Database, conn: psycopg.Connection[Any]) -> Non
         rest = outbox.emit_many(conn, [Event("b", 1), Event("c", 1)])
     conn.commit()
     assert events(database, "uid, type") == [(first, "a"), (rest[0], "b"), (rest[1], "c")]
-
-
-def test_refusals_in_pipeline_mode(conn: psycopg.Connection[Any]) -> None:
-    with pytest.raises(InvalidEvent, match=r"^type must be"), conn.pipeline():
-        outbox.emit(conn, "a b", 1)
-    conn.rollback()
-    with pytest.raises(InvalidEvent, match=r"^event 1: type must be") as caught, conn.pipeline():
-        outbox.emit_many(conn, [Event("a", 1), Event("a b", 1)])
-    assert caught.value.index == 1
 
 
 # -- many ---------------------------------------------------------------------------------------------------------
@@ -266,13 +209,6 @@ def test_many_keep_their_order_and_their_fields(database: Database, conn: psycop
     assert uids[2] == mine
 
 
-def test_a_huge_batch(database: Database, conn: psycopg.Connection[Any]) -> None:
-    uids = outbox.emit_many(conn, [Event("t", {"n": n, "pad": "x" * 200}, key=f"k{n % 11}") for n in range(10_000)])
-    conn.commit()
-    found = events(database, "uid, (convert_from(payload, 'UTF8')::jsonb ->> 'n')::integer")
-    assert found == [(uid, n) for n, uid in enumerate(uids)]
-
-
 def test_many_name_the_event_that_was_refused(database: Database, conn: psycopg.Connection[Any]) -> None:
     for bad, said in (
         (Event("t", 1, key="k" * 1025), "key must have at most 1024 bytes"),
@@ -283,36 +219,6 @@ def test_many_name_the_event_that_was_refused(database: Database, conn: psycopg.
         assert caught.value.index == 2
         conn.rollback()
     assert events(database) == []
-
-
-def test_the_place_of_a_refused_event_is_not_told_of_another(conn: psycopg.Connection[Any]) -> None:
-    outbox.emit_many(conn, [Event("t", 1), Event("t", 1)])
-    with pytest.raises(InvalidEvent, match=r"^type must be") as caught:
-        outbox.emit(conn, "a b", 1)
-    assert caught.value.index is None
-
-
-# -- asynchronous -------------------------------------------------------------------------------------------------
-
-
-async def test_asynchronous(database: Database) -> None:
-    async with await database.aconnect() as conn:
-        first = await outbox.aemit(conn, "a", {"n": 1}, key="k", headers={"x": "y"})
-        async with conn.cursor() as cursor:
-            rest = await outbox.aemit_many(cursor, [Event("b", 2), Event("c", 3)])
-        assert await outbox.aemit_many(conn, []) == []
-        await conn.commit()
-        async with conn.pipeline():
-            last = await outbox.aemit(conn, "d", 4)
-            many = await outbox.aemit_many(conn, [Event("e", 5)])
-        await conn.commit()
-        with pytest.raises(InvalidEvent, match=r"^type must be"):
-            await outbox.aemit(conn, "a b", 1)
-        await conn.rollback()
-        with pytest.raises(InvalidEvent, match=r"^event 1: type must be"):
-            await outbox.aemit_many(conn, [Event("a", 1), Event("a b", 1)])
-    wanted = [(first, "a"), (rest[0], "b"), (rest[1], "c"), (last, "d"), (many[0], "e")]
-    assert events(database, "uid, type") == wanted
 
 
 # -- outside a transaction ----------------------------------------------------------------------------------------
@@ -331,22 +237,6 @@ def test_autocommit_outside_a_transaction_warns_where_it_was_called(database: Da
     assert len(events(database)) == 4
 
 
-async def test_autocommit_outside_a_transaction_warns_where_it_was_awaited(database: Database) -> None:
-    async with await database.aconnect(autocommit=True) as conn:
-        for call in (lambda: outbox.aemit(conn, "t", 1), lambda: outbox.aemit_many(conn, [Event("t", 1)])):
-            with pytest.warns(NotInTransaction) as caught:
-                await call()
-            assert [warning.filename for warning in caught] == [__file__]
-        async with conn.transaction():
-            await outbox.aemit(conn, "t", 1)
-
-
-def test_a_warning_made_an_error_emits_nothing(database: Database) -> None:
-    with database.connect(autocommit=True) as conn, pytest.raises(NotInTransaction):
-        outbox.emit(conn, "t", 1)  # this suite makes errors of all warnings
-    assert events(database) == []
-
-
 # -- the caller's own uid -----------------------------------------------------------------------------------------
 
 
@@ -361,11 +251,6 @@ def test_a_uid_is_emitted_once(database: Database, conn: psycopg.Connection[Any]
     assert outbox.emit_many(conn, batch) == [uid, other, other]
     conn.commit()
     assert events(database, "uid, type, payload") == [(uid, "first", b"1"), (other, "many", b"2")]
-
-
-def test_events_without_a_uid_of_their_own_leave_no_row_of_it(conn: psycopg.Connection[Any]) -> None:
-    outbox.emit(conn, "t", 1)
-    assert conn.execute("select count(*) from outbox.uid").fetchone() == (0,)
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
@@ -449,57 +334,6 @@ def test_what_cannot_be_sent_is_refused_before_it_is(
     assert refused(conn, **fields) == said
 
 
-@pytest.mark.parametrize(
-    ("payload", "said"),
-    [
-        (float("nan"), "Out of range float values are not JSON compliant at $"),
-        ([float("inf")], "Out of range float values are not JSON compliant at $[0]"),
-        ({1, 2}, "Object of type set is not JSON serializable at $"),
-        ({"price": Decimal(1)}, "Object of type Decimal is not JSON serializable at $.price"),
-        (object(), "Object of type object is not JSON serializable at $"),
-        (NAMESPACE_DNS, "Object of type UUID is not JSON serializable at $"),
-        ({(1, 2): "x"}, "keys must be str, int, float, bool or None, not tuple at $"),
-    ],
-)
-def test_what_is_no_json_is_refused_with_its_type(conn: psycopg.Connection[Any], payload: object, said: str) -> None:
-    assert refused(conn, payload=payload) == f"payload is not serialisable: {said}; dumps= takes another encoder"
-
-
-class Raising(dict[str, object]):
-    """A mapping whose own error quotes its content."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(card="SECRET")
-        self._error = error
-
-    def items(self) -> Any:
-        raise self._error
-
-
-@pytest.mark.parametrize("error", [ValueError("SECRET"), TypeError("keys must be SECRET, not int")])
-def test_an_error_of_the_payload_itself_is_not_quoted(conn: psycopg.Connection[Any], error: Exception) -> None:
-    """Goes red when messages are recognised by less than the whole wording of json.dumps."""
-    reason = f"json.dumps raised {type(error).__name__}"
-    said = refused(conn, payload=Raising(error))
-    assert said == f"payload is not serialisable: {reason}; dumps= takes another encoder"
-
-
-def test_a_batch_of_something_else_than_events_is_refused(conn: psycopg.Connection[Any]) -> None:
-    events: list[Any] = [Event("a", {}), ("b", {})]
-    with pytest.raises(TypeError, match=r"event 1 must be an outbox\.Event, not tuple"):
-        outbox.emit_many(conn, events)
-
-
-def test_payloads_that_refer_to_themselves_are_refused(conn: psycopg.Connection[Any]) -> None:
-    circle: list[object] = []
-    circle.append(circle)
-    assert refused(conn, payload=circle).startswith("payload is not serialisable")
-    deep: list[object] = []
-    for _ in range(200_000):
-        deep = [deep]
-    assert refused(conn, payload=deep).startswith("payload is not serialisable")
-
-
 def test_no_error_holds_the_payload(conn: psycopg.Connection[Any]) -> None:
     event = Event("a b", {"card": "SECRET"}, key="k", headers={"h": "SECRET"})
     with pytest.raises(InvalidEvent) as caught:
@@ -527,11 +361,3 @@ def test_a_connection_in_another_encoding(database: Database, conn: psycopg.Conn
         outbox.emit(conn, "t", 1, key="€")
     conn.rollback()
     assert events(database, "payload, key, headers") == [('"€"'.encode(), "ü", {"h": "€"})]
-
-
-def test_without_the_schema_the_error_names_it(empty_database: Database) -> None:
-    with (
-        empty_database.connect() as conn,
-        pytest.raises(psycopg.errors.InvalidSchemaName, match='schema "outbox" does'),
-    ):
-        outbox.emit(conn, "t", 1)

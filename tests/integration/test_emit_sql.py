@@ -1,7 +1,5 @@
 """The SQL functions emit and emit_raw: signatures, casts, limits, wake-up, and nothing left behind."""
 
-import random
-import threading
 from collections.abc import Iterator
 from typing import Any, LiteralString
 from uuid import RFC_4122, uuid4
@@ -11,13 +9,10 @@ import pytest
 from psycopg import errors, sql
 
 from outbox_relay import outbox
-from outbox_relay.domain.errors import DatabaseUnusable
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.postgres.schema_script import script
 from outbox_relay.postgres.schema_versions import SCHEMA_VERSION
 from tests.support.database import Database
-from tests.support.postgres import PostgresServer
-from tests.support.wait import until
 
 WAKE_LOCK = (1869967971, 1)
 
@@ -53,11 +48,6 @@ def count(conn: psycopg.Connection[Any]) -> int:
 
 
 # -- calls --------------------------------------------------------------------------------------------------------
-
-
-def test_the_statement_of_the_readme_works_as_it_stands(conn: psycopg.Connection[Any]) -> None:
-    conn.execute("""select outbox.emit('order.created', '{"id": 1}', key => 'order-1')""")
-    assert stored(conn) == (b'{"id": 1}', "application/json", "order-1", None)
 
 
 CALLS: list[tuple[LiteralString, tuple[object, ...]]] = [
@@ -121,35 +111,6 @@ def test_a_uid_names_the_id_of_its_event(conn: psycopg.Connection[Any]) -> None:
     assert abs((uid.int >> 80) / 1000 - at) < 1
     found = conn.execute("select outbox_internal.event_id(u) from unnest(%s::uuid[]) u", ([uid, own, uuid4()],))
     assert found.fetchall() == [(first,), (second,), (None,)]
-
-
-def test_rolled_back_savepoints_emit_nothing(conn: psycopg.Connection[Any]) -> None:
-    conn.execute("select outbox.emit('kept', '1')")
-    conn.execute("savepoint a")
-    conn.execute("select outbox.emit('lost', '1')")
-    conn.execute("rollback to a")
-    assert conn.execute("select type from outbox.event").fetchall() == [("kept",)]
-
-
-def test_statements_that_fail_emit_nothing(conn: psycopg.Connection[Any]) -> None:
-    conn.execute("savepoint a")
-    with pytest.raises(errors.DivisionByZero):
-        conn.execute("select outbox.emit('t', '1'), 1 / (n - 3) from generate_series(1, 5) n")
-    conn.execute("rollback to a")
-    assert count(conn) == 0
-
-
-def test_any_collation_of_the_caller_will_do(conn: psycopg.Connection[Any]) -> None:
-    conn.execute("""create temporary table o (a text collate "C", b text collate "POSIX") on commit drop""")
-    conn.execute("insert into o values ('order.created', 'k')")
-    conn.execute("select outbox.emit(a, '1', key => b, headers => '{\"x\": \"y\"}') from o")
-    refusing = conn.info.server_version < 180000  # collations that regular expressions of these versions refuse
-    if refusing:
-        conn.execute(
-            "create collation pg_temp.loose (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
-        )
-        conn.execute("select outbox.emit(a collate pg_temp.loose, '1', key => b) from o")
-    assert count(conn) == 1 + refusing
 
 
 def test_the_shard_follows_the_key_and_without_one_the_uid(conn: psycopg.Connection[Any]) -> None:
@@ -265,52 +226,6 @@ def test_limits_that_only_sql_can_pass(conn: psycopg.Connection[Any], call: Lite
     assert "SECRET" not in f"{caught.value} {caught.value.diag.context}"
 
 
-@pytest.mark.parametrize(
-    ("call", "usual"),
-    [
-        ("emit('t', '1', 'k')", True),
-        ("emit_raw('t', '1')", True),
-        ("emit('t', '1', headers => '{}')", False),
-        ("emit('t', '1', deliver_at => now())", False),
-        ("emit_raw('t', '1', content_type => 'x/y')", False),
-    ],
-)
-def test_an_event_as_most_are_is_not_looked_at_twice(
-    conn: psycopg.Connection[Any], call: LiteralString, usual: bool
-) -> None:
-    """``outbox_internal.event_fault`` costs each transaction as much as half an INSERT: here it is not even there."""
-    conn.execute("drop function outbox_internal.event_fault")
-    if usual:
-        conn.execute(sql.SQL("select outbox.{}").format(sql.SQL(call)))
-        return
-    with pytest.raises(errors.UndefinedFunction, match="event_fault"):
-        conn.execute(sql.SQL("select outbox.{}").format(sql.SQL(call)))
-
-
-@pytest.mark.parametrize("time", ["0001-01-01 00:00:00+00", "9998-12-31 23:59:59.999999+00"])
-@pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo", "Etc/GMT+12"])
-def test_the_first_and_the_last_time_for_later(conn: psycopg.Connection[Any], time: str, zone: str) -> None:
-    conn.execute("select set_config('timezone', %s, false)", [zone])
-    conn.execute("select outbox.emit('t', '1', deliver_at => %s::timestamptz)", [time])
-    table = sql.Identifier("event" if time.startswith("0001") else "scheduled")
-    text = sql.SQL("select count(*) from outbox.{} where deliver_at = %s::timestamptz").format(table)
-    found = conn.execute(text, [time])
-    assert found.fetchone() == (1,)
-
-
-def test_a_setting_lowers_the_limit_of_payloads(database: Database, own: psycopg.Connection[Any]) -> None:
-    name = sql.Identifier(database.name)
-    own.execute(sql.SQL("alter database {} set outbox.max_payload_bytes = 10").format(name))
-    own.commit()
-    with database.connect() as fresh:
-        fresh.execute("""select outbox.emit('t', '"45678910"')""")
-        with pytest.raises(errors.InvalidParameterValue, match=r"at most 10 bytes \(setting .*; this one has 11"):
-            fresh.execute("""select outbox.emit('t', '"456789101"')""")
-        fresh.rollback()
-        with pytest.raises(outbox.InvalidEvent, match="at most 10 bytes"):
-            outbox.emit(fresh, "t", b"x" * 11, content_type="x/y")
-
-
 @pytest.mark.parametrize("value", ["1048577", "999999999", ""])
 def test_no_setting_raises_the_limit_of_payloads(conn: psycopg.Connection[Any], value: str) -> None:
     conn.execute("select set_config('outbox.max_payload_bytes', %s, false)", [value])
@@ -335,19 +250,6 @@ def test_the_owner_moves_the_ceiling_and_open_sessions_know(database: Database, 
     own.execute(script(max_payload_bytes=1024, have=SCHEMA_VERSION).encode())
     with pytest.raises(errors.InvalidParameterValue, match="at most 1024 bytes"):
         own.execute("select outbox.emit_raw('t', %s)", [b"x" * 1025])
-
-
-@pytest.mark.parametrize("most", [1023, (64 << 20) + 1, -1])
-def test_a_ceiling_out_of_bounds(database: Database, most: int) -> None:
-    with pytest.raises(DatabaseUnusable, match="the ceiling of payloads must be 1024 to 67108864 bytes"):
-        migrate(database.dsn, max_payload_bytes=most)
-
-
-@pytest.mark.parametrize("value", ["1MB", "-1", "1e6", "1234567890"])
-def test_a_payloads_limit_that_is_no_number(conn: psycopg.Connection[Any], value: str) -> None:
-    conn.execute("select set_config('outbox.max_payload_bytes', %s, false)", [value])
-    with pytest.raises(outbox.InvalidEvent, match=r"^the setting outbox\.max_payload_bytes must be a number of bytes"):
-        outbox.emit(conn, "t", 1)
 
 
 # -- waking a relay -----------------------------------------------------------------------------------------------
@@ -389,18 +291,6 @@ def test_nobody_is_notified_while_no_relay_sleeps(
     assert heard(sleeper) == 0
 
 
-def test_an_event_that_is_not_emitted_again_wakes_nobody(
-    own: psycopg.Connection[Any], sleeper: psycopg.Connection[Any]
-) -> None:
-    call = "select outbox.emit('t', '1', uid => '00000000-0000-7000-8000-000000000001')"
-    own.execute(call)
-    own.commit()
-    assert heard(sleeper) == 1
-    own.execute(call)
-    own.commit()
-    assert heard(sleeper) == 0
-
-
 @pytest.mark.usefixtures("sleeper")
 def test_prepared_transactions(database: Database) -> None:
     with database.connect(autocommit=True) as conn:
@@ -419,51 +309,3 @@ def test_prepared_transactions(database: Database) -> None:
         assert conn.execute("select type from outbox.event").fetchall() == [("kept",)]
         conn.execute("set outbox.wake = on")
         conn.execute("select outbox.emit('t', '1')")
-
-
-def test_the_lock_is_never_left_behind(database: Database) -> None:
-    """Statements that are cancelled at random leave no advisory lock, which would keep every relay awake for good."""
-    held = "select count(*) from pg_locks where locktype = 'advisory' and pid = %s"
-    noise = random.Random(7)
-    cancelled = 0
-    with database.connect(autocommit=True) as conn, database.connect(autocommit=True) as watcher:
-        pid = conn.info.backend_pid
-        for _ in range(150):
-            timer = threading.Timer(noise.uniform(0.001, 0.03), conn.cancel_safe)
-            timer.start()
-            try:
-                conn.execute("select outbox.emit('t', '1') from generate_series(1, 1000)")
-            except errors.QueryCanceled:
-                cancelled += 1
-            timer.join()
-            assert watcher.execute(held, [pid]).fetchone() == (0,)
-    assert cancelled > 20
-
-
-def test_emitters_wait_for_nobody(database: Database, sleeper: psycopg.Connection[Any]) -> None:
-    """Neither a sleeping relay nor other emitters make an emit wait for a lock."""
-    with database.connect() as first, database.connect() as second:
-        first.execute("select outbox.emit('t', '1', key => 'k')")
-        second.execute("set local lock_timeout = '1ms'")
-        second.execute("select outbox.emit('t', '1', key => 'k')")
-        second.commit()
-        first.commit()
-    assert until(lambda: heard(sleeper), seconds=10, what="a notification") > 0
-
-
-# -- many clients -------------------------------------------------------------------------------------------------
-
-
-def test_many_clients_emit_at_once(database: Database, postgres: PostgresServer) -> None:
-    script = (
-        "\\set k random(1, 20)\nbegin;\nselect outbox.emit('t', '{\"n\": 1}', key => 'k' || :k);\nsavepoint a;\n"
-        "select outbox.emit_raw('lost', 'x');\nrollback to a;\n"
-        "select outbox.emit_raw('u', 'x', key => 'k' || :k);\nend;\n"
-    )
-    postgres.pgbench(database.name, script, transactions=200, clients=8)
-    with database.connect() as conn:
-        found = conn.execute(
-            "select type, count(*), count(distinct uid), count(distinct id), count(distinct xid) from outbox.event"
-            " group by type order by type"
-        ).fetchall()
-    assert found == [("t", 1600, 1600, 1600, 1600), ("u", 1600, 1600, 1600, 1600)]

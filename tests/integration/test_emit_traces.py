@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Generator
 from typing import Any
 
@@ -16,13 +14,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, TraceFlags, TraceState
 
 from outbox_relay import __version__, outbox
-from tests.support.database import Database, query
+from tests.support.database import Database
 
 OWN = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 REMOTE = SpanContext(
     0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331, True, TraceFlags(1), TraceState([("a", "1")])
 )
-MOST = 16384
 
 
 @pytest.fixture
@@ -102,24 +99,6 @@ async def test_every_function_records_a_span_per_event(
     assert [(each or {})["traceparent"][:-2] for each in found] == [named(span) for span in ended]
 
 
-@pytest.mark.parametrize("left", [0, 1, 73, 74, 400])
-@pytest.mark.parametrize("character", ["x", "é", "\U0001f600", '"', "\t"])
-def test_headers_that_may_be_emitted_may_still_be(
-    connection: psycopg.Connection[Any], spans: InMemorySpanExporter, left: int, character: str
-) -> None:
-    size = len(character.encode()) if character not in '"\t' else 2
-    count = (MOST - left - len('{"big": ""}')) // size
-    value = {"big": character * count + "x" * ((MOST - left - len('{"big": ""}')) % size)}
-    with inside(REMOTE):
-        outbox.emit(connection, "a", 1, headers=value)
-    [found] = headers(connection)
-    assert found is not None
-    assert found["big"] == value["big"]
-    assert len(spans.get_finished_spans()) == 1
-    if character == "x":
-        assert ("traceparent" in found, "tracestate" in found) == (left >= 74, left >= 400)
-
-
 def test_the_api_alone_changes_nothing_but_passes_a_context_on(
     connection: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,19 +126,3 @@ def test_a_tracer_that_fails_fails_no_emit(
     ending, starting = headers(connection)
     assert "traceparent" in (ending or {})
     assert starting is None
-
-
-PROGRAM = """
-import sys
-import psycopg
-from outbox_relay import outbox
-
-with psycopg.connect(sys.argv[1]) as connection:
-    outbox.emit(connection, "light.emitted", 1)
-assert not [name for name in sys.modules if name.startswith("opentelemetry")]
-"""
-
-
-def test_emit_imports_nothing_of_opentelemetry(database: Database) -> None:
-    subprocess.run([sys.executable, "-c", PROGRAM, database.dsn], check=True, timeout=60)
-    assert query(database, "select headers from outbox.event") == [(None,)]

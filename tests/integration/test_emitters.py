@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from uuid import UUID, uuid4
 
 import pytest
@@ -85,15 +84,6 @@ def test_a_role_that_is_not_ones_own_cannot_be_taken(
         conn.execute(statement.format(other).encode())
 
 
-def test_a_role_that_is_not_ones_own_cannot_be_taken_at_login(database: Database, roles: tuple[str, str]) -> None:
-    one, other = roles
-    with database.connect(user=one, autocommit=True) as conn:
-        conn.execute(f"alter role {one} set role = {other}".encode())
-    with database.connect(user=one) as conn:
-        outbox.emit(conn, "t", 1)
-    assert emitters(database) == [one]
-
-
 @pytest.mark.parametrize("isolation", ISOLATION)
 def test_a_uid_belongs_to_the_role_that_used_it_first(
     database: Database, roles: tuple[str, str], isolation: str
@@ -120,45 +110,6 @@ def test_a_uid_belongs_to_the_role_that_used_it_first(
     with database.connect(user=one) as conn:
         assert outbox.emit(conn, "a", 1, uid=uid) == uid
     assert types(database) == ["a"]
-
-
-def test_a_role_that_is_renamed_keeps_its_uids(database: Database, roles: tuple[str, str]) -> None:
-    one, other = roles
-    uid, renamed = uuid4(), f"app_{uuid4().hex}"
-    with database.connect(user=one) as conn:
-        outbox.emit(conn, "a", 1, uid=uid)
-    with database.connect(autocommit=True) as admin:
-        admin.execute(f"alter role {one} rename to {renamed}".encode())
-    try:
-        migrate(database.dsn, grant_emit=[renamed])
-        with database.connect(user=renamed) as conn:
-            assert outbox.emit(conn, "a", 1, uid=uid) == uid
-            outbox.emit(conn, "b", 1)
-        with database.connect(user=other) as conn, pytest.raises(outbox.InvalidEvent, match="was emitted by role"):
-            outbox.emit(conn, "a", 1, uid=uid)
-    finally:
-        with database.connect(autocommit=True) as admin:
-            admin.execute(f"alter role {renamed} rename to {one}".encode())
-    assert types(database) == ["a", "b"]
-
-
-def test_a_uid_that_emit_made_for_another_role_is_refused(database: Database, roles: tuple[str, str]) -> None:
-    one, other = roles
-    with database.connect(user=one) as conn:
-        uid = outbox.emit(conn, "a", 1)
-    with database.connect(user=other) as conn, pytest.raises(outbox.InvalidEvent, match=f'was emitted by role "{one}"'):
-        outbox.emit(conn, "b", 1, uid=uid)
-    assert types(database) == ["a"]
-
-
-def test_uids_of_version_one_are_anybodys(database: Database, roles: tuple[str, str]) -> None:
-    uid = uuid4()
-    with database.connect(autocommit=True) as conn:
-        conn.execute("insert into outbox.uid (uid) values (%s)", [uid])
-    for role in roles:
-        with database.connect(user=role) as conn:
-            assert outbox.emit(conn, "a", 1, uid=uid) == uid
-    assert types(database) == []
 
 
 @pytest.mark.parametrize("isolation", ISOLATION)
@@ -197,21 +148,3 @@ def test_an_open_uid_blocks_another_role_until_its_transaction_ends(
     refusal = f'uid {uid} was emitted by role "{one}"' if isolation == "read committed" else "40001"
     assert found == ([uid] if end == "rollback" else [refusal])
     assert types(database) == (["second"] if end == "rollback" else ["first"])
-
-
-def test_a_uid_of_the_callers_locks_no_day_but_its_own(database: Database, roles: tuple[str, str]) -> None:
-    """Look for a uid without touching an old day: emptying it waits for every transaction that uses its partition."""
-    one, other = roles
-    with database.connect(user=other) as conn:
-        uid = outbox.emit(conn, "a", 1)
-    with database.connect(user=one) as conn, database.connect() as watcher:
-        # Ten minutes around midnight belong to two days.
-        noon = datetime.now(UTC).replace(hour=12, minute=0, second=0, microsecond=0)
-        prefix = int(noon.timestamp() * 1000) << 80 | uid.int & 0xFFFFFFFF << 48
-        for _ in range(8):  # until a plan would be kept
-            outbox.emit(conn, "b", 1, uid=UUID(int=prefix | uuid4().int & 0xFFFFFFFFFFFF))
-        locked = watcher.execute(
-            "select count(distinct c.relname) from pg_locks l join pg_class c on c.oid = l.relation"
-            " where l.pid = %s and c.relkind = 'r' and c.relispartition", [conn.info.backend_pid]
-        ).fetchone()  # fmt: skip
-    assert locked == (1,)

@@ -17,9 +17,7 @@ WAITING = """select xact_start from pg_stat_activity
 
 def test_a_delivered_key_is_erased_while_another_sink_is_idle(database: Database) -> None:
     sink, idle = MemorySink(), MemorySink()
-    with running(
-        database.dsn, (spec("s"), sink), (spec("idle", patterns=("none.*",), types=("none.%",)), idle)
-    ) as harness:
+    with running(database.dsn, (spec("s"), sink), (spec("idle", patterns=("none.*",)), idle)) as harness:
         harness.owns_all()
         delivered(sink, emit(database, ["k", "k"]))
         ended = erase(database, "--key", "k")

@@ -42,7 +42,6 @@ CONFIG = """
 dsn = "{dsn}"
 [relay]
 lease_seconds = 3
-park_after_seconds = 10
 [sinks.crm]
 type = "webhook"
 url = "{url}"

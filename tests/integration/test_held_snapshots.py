@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-import psycopg
 import pytest
 
 from outbox_relay.domain.event import SHARDS
@@ -132,13 +131,6 @@ def test_the_start_of_a_ledger_waits_for_no_change_of_sinks(owner: Ledger) -> No
         other.execute("lock table outbox.sink in share row exclusive mode")
         connection.execute("set statement_timeout = '5s'")
         assert connection.execute(ANY_SIZE.encode()).fetchall() == [(True,)]
-
-
-def test_a_start_is_raised_only_by_what_was_committed_before_the_lock(owner: Ledger) -> None:
-    with owner.database.connect() as connection:
-        connection.execute("set transaction isolation level repeatable read")
-        with pytest.raises(psycopg.Error, match="must see what is committed before it has its locks"):
-            connection.execute(ANY_SIZE.encode())
 
 
 @pytest.mark.fence("the ledger of a sink starts behind a position that is committed later")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -11,18 +10,15 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from psycopg import IsolationLevel, errors
-from psycopg.adapt import Loader
-from psycopg.rows import dict_row, tuple_row
+from psycopg import errors
 
-from outbox_relay import inbox, outbox
+from outbox_relay import inbox
 from outbox_relay.inbox import InvalidMark, NoTransaction, aonce, once
 from tests.support.database import Database, query
 from tests.support.lock_waits import begun
 from tests.support.wait import until
 
 CONSUMERS = 16
-DAY_MS = 86_400_000
 WAITING = """select count(*) from pg_stat_activity
               where datname = current_database() and wait_event_type = 'Lock'"""
 MARKS = "select consumer, uid from outbox.inbox order by consumer, uid"
@@ -57,11 +53,6 @@ def effects(database: Database) -> list[tuple[Any, ...]]:
     return query(database, "select uid, by from effects order by by")
 
 
-def uid_at(milliseconds: int) -> UUID:
-    """Return a uid of version 7 that was made at a time."""
-    return UUID(int=milliseconds << 80 | 7 << 76 | 2 << 62 | uuid4().int & (1 << 62) - 1)
-
-
 # -- one effect ---------------------------------------------------------------------------------------------------
 
 
@@ -81,32 +72,6 @@ def test_a_rollback_takes_the_mark_with_it(shop: Database, conn: psycopg.Connect
         assert once(conn, "billing", uid), "the savepoint took its mark with it"
         assert not once(conn, "billing", uid), "this transaction has handled it"
     assert query(shop, MARKS) == [("billing", uid)]
-
-
-def test_each_consumer_handles_an_event(shop: Database, conn: psycopg.Connection[Any]) -> None:
-    uid = uuid4()
-    names = ["billing", "Billing", "billing/replay-7", "ß" * 127 + "x", " "]
-    assert all(handle(conn, uid, name) for name in names)
-    assert not any(handle(conn, uid, name) for name in names)
-    assert len(effects(shop)) == len(names)
-
-
-@pytest.mark.fence("a consumer handles an event twice, also at the same time or on different days")
-@pytest.mark.parametrize("days", [-3000, -1, 0, 40_000])
-def test_a_redelivery_on_another_day_has_no_effect(shop: Database, conn: psycopg.Connection[Any], days: int) -> None:
-    """Neither the day in the uid nor that of the first handling matters."""
-    uid = uid_at(time.time_ns() // 1_000_000 + days * DAY_MS)
-    assert uid.version == 7
-    assert handle(conn, uid)
-    query(shop, "update outbox.inbox set handled_at = handled_at - interval '36 hours' returning 1")
-    assert not handle(conn, uid)
-    assert effects(shop) == [(uid, "billing")]
-
-
-@pytest.mark.parametrize("uid", [UUID(int=0), UUID(int=(1 << 128) - 1), uuid4()], ids=["nil", "max", "version 4"])
-def test_uids_of_every_version_are_marked(conn: psycopg.Connection[Any], uid: UUID) -> None:
-    assert once(conn, "billing", str(uid).upper())
-    assert not once(conn, "billing", uid)
 
 
 # -- at the same time ---------------------------------------------------------------------------------------------
@@ -144,50 +109,7 @@ def test_of_many_consumers_at_once_one_has_the_effect(shop: Database, conn: psyc
     assert effects(shop) == [(uid, "billing")]
 
 
-def test_events_and_consumers_do_not_wait_for_each_other(shop: Database, conn: psycopg.Connection[Any]) -> None:
-    uid = uuid4()
-    assert once(conn, "billing", uid)
-    with shop.connect() as other:
-        other.execute("set lock_timeout = '5s'")
-        assert once(other, "mail", uid)
-        assert once(other, "billing", uuid4())
-
-
-def test_a_higher_isolation_fails_instead_of_handling_twice(shop: Database, conn: psycopg.Connection[Any]) -> None:
-    uid = uuid4()
-    conn.isolation_level = IsolationLevel.REPEATABLE_READ
-    conn.execute("select 1")
-    with shop.connect() as other:
-        assert handle(other, uid)
-    with pytest.raises(errors.SerializationFailure):
-        once(conn, "billing", uid)
-
-
 # -- callers ------------------------------------------------------------------------------------------------------
-
-
-class Word(Loader):
-    """Loads every boolean and number as text, as an application may."""
-
-    def load(self, data: Any) -> str:
-        return f"<{bytes(data).decode()}>"
-
-
-def test_the_callers_settings_make_no_difference(conn: psycopg.Connection[Any]) -> None:
-    conn.row_factory = dict_row
-    for name in ("bool", "int4", "uuid", "text"):
-        conn.adapters.register_loader(name, Word)
-    uid = uuid4()
-    assert once(conn.cursor(), "billing", uid) is True
-    assert once(conn, "billing", uid) is False
-    with conn.pipeline():
-        conn.execute("select 1")
-        assert once(conn, "mail", uid) is True
-        assert once(conn, "mail", uid) is False
-    for _ in range(7):  # more often than psycopg waits before it prepares
-        once(conn, "billing", uuid4())
-    conn.row_factory = tuple_row
-    assert conn.execute("select name from pg_prepared_statements").fetchall() == []
 
 
 async def test_asynchronous_connections_mark_too(shop: Database) -> None:
@@ -221,21 +143,6 @@ def test_autocommit_without_a_transaction_is_refused(shop: Database) -> None:
     assert query(shop, MARKS) == [("billing", uid), ("mail", uid)]
 
 
-@pytest.mark.parametrize("name", ["", "x" * 256, "ß" * 128])
-def test_a_name_beyond_the_limit_is_refused_by_the_database(conn: psycopg.Connection[Any], name: str) -> None:
-    said = f"consumer must have 1 to 255 bytes, not {len(name.encode())}"
-    with pytest.raises(InvalidMark, match=f"^{said}$"), conn.transaction():
-        once(conn, name, uuid4())
-    with pytest.raises(errors.InvalidParameterValue, match=rf"outbox\.once: {said}"):
-        conn.execute("select outbox.once(%s, gen_random_uuid())", (name,))
-
-
-@pytest.mark.parametrize(("call", "field"), [("null, gen_random_uuid()", "consumer"), ("'billing', null", "uid")])
-def test_sql_callers_may_not_leave_anything_out(conn: psycopg.Connection[Any], call: str, field: str) -> None:
-    with pytest.raises(errors.InvalidParameterValue, match=rf"outbox\.once: {field} must not be null"):
-        conn.execute(f"select outbox.once({call})".encode())
-
-
 def test_values_that_cannot_be_sent_are_refused_before_anything_is(conn: psycopg.Connection[Any]) -> None:
     wrong: Any = 7
     for consumer, uid in (("a\0b", uuid4()), (wrong, uuid4()), ("billing", wrong), ("billing", "no uid")):
@@ -246,25 +153,6 @@ def test_values_that_cannot_be_sent_are_refused_before_anything_is(conn: psycopg
     with pytest.raises(InvalidMark, match=r"characters that the encoding .* lacks"):
         once(conn, "€", uuid4())
     assert once(conn, "ü", uuid4())
-
-
-def test_other_failures_are_psycopgs_own(shop: Database, conn: psycopg.Connection[Any]) -> None:
-    with shop.connect(autocommit=True) as owner:
-        owner.execute("alter schema outbox rename to elsewhere")
-    with pytest.raises(errors.InvalidSchemaName):
-        once(conn, "billing", uuid4())
-
-
-async def test_the_wrong_object_is_told_the_right_function(shop: Database, conn: psycopg.Connection[Any]) -> None:
-    wrong: Any = conn
-    with pytest.raises(TypeError, match=r"aonce takes a psycopg AsyncConnection .* there is once for a Connection"):
-        await aonce(wrong, "billing", uuid4())
-    async with await shop.aconnect() as wrong:
-        with pytest.raises(TypeError, match=r"once takes a psycopg Connection .*; there is aonce for an Async"):
-            once(wrong, "billing", uuid4())
-    wrong = "postgresql:///shop"
-    with pytest.raises(TypeError, match=r"not builtins\.str; .* docs/consumers\.md"):
-        once(wrong, "billing", uuid4())
 
 
 # -- handlers -----------------------------------------------------------------------------------------------------
@@ -365,31 +253,6 @@ def test_a_handler_that_swallows_the_error_of_a_statement_is_called_again(
         handler(conn, Record(uuid4()))
 
 
-def test_a_handler_may_go_back_to_a_savepoint_of_its_own(conn: psycopg.Connection[Any]) -> None:
-    @inbox.once_per_event("billing")
-    def handler(connection: psycopg.Connection[Any], _: Record) -> str:
-        with suppress(errors.UndefinedTable), connection.transaction():
-            connection.execute("insert into nowhere values (1)")
-        return "handled"
-
-    record = Record(uuid4())
-    for result in ("handled", None):
-        with conn.transaction():
-            assert handler(conn, record) == result
-
-
-async def test_an_asynchronous_handler_that_swallows_the_error_of_a_statement_fails(shop: Database) -> None:
-    @inbox.aonce_per_event("billing")
-    async def handler(conn: psycopg.AsyncConnection[Any], _: Record) -> None:
-        with suppress(errors.UndefinedTable):
-            await conn.execute("insert into nowhere values (1)")
-
-    async with await shop.aconnect() as conn:
-        with pytest.raises(errors.InFailedSqlTransaction):
-            async with conn.transaction():
-                await handler(conn, Record(uuid4()))
-
-
 async def test_an_asynchronous_handler_is_called_once_for_an_event(shop: Database) -> None:
     @inbox.aonce_per_event("billing")
     async def handler(conn: psycopg.AsyncConnection[Any], message: Record) -> str:
@@ -402,13 +265,6 @@ async def test_an_asynchronous_handler_is_called_once_for_an_event(shop: Databas
     assert effects(shop) == [(uid, "handler")]
 
 
-def test_an_event_that_was_emitted_is_known_by_its_uid(shop: Database, conn: psycopg.Connection[Any]) -> None:
-    with shop.connect() as app:
-        uid = outbox.emit(app, "order.paid", {})
-    assert handle(conn, uid)
-    assert query(shop, "select e.uid from outbox.event e join outbox.inbox i using (uid)") == [(uid,)]
-
-
 def test_a_handler_that_rolls_back_and_returns_has_not_handled_its_event(conn: psycopg.Connection[Any]) -> None:
     @inbox.once_per_event("billing")
     def handler(connection: psycopg.Connection[Any], _: Record) -> str:
@@ -417,18 +273,4 @@ def test_a_handler_that_rolls_back_and_returns_has_not_handled_its_event(conn: p
         return "handled"
 
     with pytest.raises(errors.InFailedSqlTransaction, match="the handler returned"):
-        handler(conn, Record(uuid4()))
-
-
-def test_a_handler_that_swallows_the_end_of_its_connection_has_not_handled_its_event(
-    shop: Database, conn: psycopg.Connection[Any]
-) -> None:
-    @inbox.once_per_event("billing")
-    def handler(connection: psycopg.Connection[Any], _: Record) -> str:
-        query(shop, "select pg_terminate_backend(%s)", connection.info.backend_pid)
-        with suppress(psycopg.OperationalError):
-            connection.execute("select 1")
-        return "handled"
-
-    with pytest.raises(psycopg.OperationalError), conn.transaction():
         handler(conn, Record(uuid4()))

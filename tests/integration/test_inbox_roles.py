@@ -45,36 +45,6 @@ def test_a_consumer_calls_one_function_and_no_other(database: Database, consumer
     assert held == [("function", "once", "EXECUTE"), ("schema", "outbox", "USAGE")]
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "select from outbox.inbox",
-        "insert into outbox.inbox (consumer, uid) values ('billing', gen_random_uuid())",
-        "update outbox.inbox set consumer = 'x'",
-        "delete from outbox.inbox",
-        "truncate outbox.inbox",
-        "lock table outbox.inbox",
-        "select * from outbox_internal.trim_inbox(1, 1)",
-        "select outbox.emit('t', '1')",
-        "select * from outbox.emitted()",
-        "select from outbox.event",
-        "select from outbox.grantee",
-        "create table outbox.mine ()",
-    ],
-)
-def test_a_consumer_does_nothing_else(database: Database, consumer: str, statement: str) -> None:
-    denied(database, consumer, statement)
-
-
-def test_other_roles_mark_nothing(database: Database) -> None:
-    kinds = ("emit", "relay", "read", "operate", "payloads")
-    with new_role(database, "other") as name:
-        denied(database, name, "select outbox.once('billing', gen_random_uuid())")
-        migrate(database.dsn, grants={kind: [name] for kind in kinds})
-        denied(database, name, "select outbox.once('billing', gen_random_uuid())")
-        denied(database, name, "select from outbox.inbox")
-
-
 def test_a_right_to_mark_that_was_granted_by_hand_is_named_and_revoked(database: Database, consumer: str) -> None:
     with new_role(database, "stranger") as name, database.connect(autocommit=True) as owner:
         owner.execute(f"grant usage on schema outbox to {name}".encode())

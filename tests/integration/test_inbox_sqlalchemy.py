@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import uuid
-from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine
-from sqlalchemy.exc import ProgrammingError
+from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 
-from outbox_relay import inbox
 from outbox_relay.contrib import sqlalchemy as contrib
 from outbox_relay.contrib.sqlalchemy import InvalidMark, NoTransaction
 from tests.support import engines
 from tests.support.database import Database, query
-from tests.support.drivers import url
 from tests.support.engines import engine_of
 
 DRIVERS = ("psycopg", "asyncpg")
@@ -97,24 +93,3 @@ async def test_a_mark_in_autocommit_mode_is_refused(shop: Database, engine: Engi
         with pytest.raises(NoTransaction, match=r"`async with engine\.begin\(\) as conn:`"):
             await contrib.aonce(session, "billing", uuid.uuid4())
     assert query(shop, MARKS) == []
-
-
-async def test_the_wrong_object_is_told_the_right_function(shop: Database, engine: Engine) -> None:
-    wrong: Any
-    uid = uuid.uuid4()
-    with shop.connect() as wrong, pytest.raises(TypeError, match=r"aonce for an AsyncSession .* docs/consumers\.md"):
-        contrib.once(wrong, "billing", uid)
-    with Session(engine) as wrong:
-        with pytest.raises(TypeError, match="there is once for a Session or Connection"):
-            await contrib.aonce(wrong, "billing", uid)
-        with pytest.raises(TypeError, match=r"use once or aonce of outbox_relay\.contrib\.sqlalchemy"):
-            inbox.once(wrong, "billing", uid)
-
-
-def test_other_failures_are_sqlalchemys_own(shop: Database) -> None:
-    with shop.connect(autocommit=True) as owner:
-        owner.execute("alter schema outbox rename to elsewhere")
-    engine = create_engine(url(shop, "psycopg"))
-    with engine.connect() as connection, pytest.raises(ProgrammingError, match="does not exist"):
-        contrib.once(connection, "billing", uuid.uuid4())
-    engine.dispose()

@@ -12,9 +12,9 @@ import psycopg
 import pytest
 import structlog
 
-from outbox_relay.domain.errors import DatabaseUnavailable, StatementFailed
+from outbox_relay.domain.errors import DatabaseUnavailable
 from outbox_relay.postgres.migrations import migrate
-from tests.support.database import Database, query
+from tests.support.database import Database
 from tests.support.deliveries import delivered, emit
 from tests.support.memory_sink import MemorySink
 from tests.support.postgres import PostgresServer
@@ -81,60 +81,7 @@ def test_a_lock_that_stops_what_all_sinks_share_ends_no_session(database: Databa
     assert len(sink.delivered) == 2
 
 
-def test_a_change_of_the_configuration_that_cannot_be_looked_at_ends_no_session(database: Database) -> None:
-    """Every sink looks at it before it reads on."""
-    sink = MemorySink()
-    with running(database.dsn, (spec("s"), sink), lease_seconds=3.0) as harness:
-        wanted = emit(database, ["before"])
-        delivered(sink, wanted)
-        statements = harness.store._sql  # pyright: ignore[reportPrivateUsage]
-        statement, asked = statements["sinks"], harness.store.calls["sinks"]
-        statements["sinks"] = "select pg_cancel_backend(pg_backend_pid()), pg_sleep(600)"
-        with database.connect(autocommit=True) as connection:
-            connection.execute("select outbox_internal.raise_config()")
-        wanted += emit(database, ["a"])
-        asked = harness.store.calls["sinks"]
-        until(lambda: harness.store.calls["sinks"] > asked + 5, seconds=20, what="it asked again")
-        assert len(sink.delivered) == 1, "nothing is read while the configuration is unknown"
-        statements["sinks"] = statement
-        delivered(sink, wanted)
-        assert harness.loops[0].restarts == Counter()
-
-
-def test_a_value_that_cannot_be_loaded_and_one_that_cannot_be_sent_are_no_lost_connections(
-    database: Database,
-) -> None:
-    store = CountingStore(database.dsn)
-    store.open()
-    statements = store._sql  # pyright: ignore[reportPrivateUsage]
-    for statement, parameters in (
-        ("select '20000-01-01'::timestamptz", {}),
-        ("select %(text)s::text", {"text": "a\0b"}),
-        ("select %(text)s::text", {"text": "\ud800"}),
-        ("select %(text)s::text", {"text": object()}),
-        ("select 1/0", {}),
-    ):
-        statements["schema"] = statement  # pyright: ignore[reportArgumentType]
-        with pytest.raises(StatementFailed, match="schema"):
-            store._rows("schema", parameters)  # pyright: ignore[reportPrivateUsage]
-    assert store.connection_losses == 0
-    store.close()
-
-
 # -- what the server is, and what is said ---------------------------------------------------------------------------
-
-
-def test_a_reset_of_statistics_is_no_other_server(database: Database) -> None:
-    sink = MemorySink()
-    with running(database.dsn, (spec("s"), sink)) as harness:
-        harness.owns_all()
-        wanted = list[int]()
-        for _ in range(4):
-            wanted += emit(database, [f"k{n % 7}" for n in range(50)])
-            query(database, "select pg_stat_reset_shared('wal')")
-            delivered(sink, wanted)
-        assert harness.loops[0].restarts == Counter()
-    assert Counter(event.id for event in sink.delivered) == Counter(wanted)
 
 
 def test_a_crash_of_one_process_of_the_server_takes_its_mark_away(own_postgres: PostgresServer) -> None:

@@ -77,13 +77,3 @@ def test_an_advertised_address_that_cannot_be_reached_is_named_with_the_reason(
         ]
         assert reason in found["evidence"]
         assert relay.stop() == 0
-
-
-def test_an_address_that_can_be_reached_is_no_problem(
-    database: Database, real_kafka: KafkaBroker, topic: str, tmp_path: Path
-) -> None:
-    real_kafka.create_topic(topic)
-    file = tmp_path / "relay.toml"
-    file.write_text(CONFIG.format(dsn=database.dsn, topic=topic, bootstrap=real_kafka.bootstrap))
-    ended = inside("check", "--online", "-c", file)
-    assert (ended.code, ended.err) == (0, "")

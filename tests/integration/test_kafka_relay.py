@@ -21,7 +21,7 @@ dsn = "{dsn}"
 [sinks.events]
 type = "kafka"
 topic = "{topic}.{{type}}"
-parked_max = {parked_max}
+pending_max = {pending_max}
 # One broker cannot hold three copies: what is missing stays missing, until the test makes it.
 create_topics = true
 partitions = 1
@@ -59,8 +59,8 @@ def shown(database: Database) -> dict[str, Any]:
     return {"waiting": 0, "held": 0, "dead": 0, **rows, "attempts": attempts[0], "circuit": sink[0], "error": sink[1]}
 
 
-def relay(database: Database, kafka: KafkaBroker, topic: str, directory: Path, parked_max: int) -> RelayService:
-    text = CONFIG.format(dsn=database.dsn, topic=topic, bootstrap=kafka.bootstrap, parked_max=parked_max)
+def relay(database: Database, kafka: KafkaBroker, topic: str, directory: Path, pending_max: int) -> RelayService:
+    text = CONFIG.format(dsn=database.dsn, topic=topic, bootstrap=kafka.bootstrap, pending_max=pending_max)
     return RelayService(directory, text)
 
 
@@ -109,7 +109,7 @@ def test_a_key_does_not_overtake_its_event_that_waits_for_a_topic(
     assert [n for n in numbers(real_kafka, good) if n % 5 == 0] == list(range(0, 50, 5))
 
 
-def test_from_parked_max_rows_on_the_sink_stops_and_names_the_topic(
+def test_from_pending_max_rows_on_the_sink_stops_and_names_the_topic(
     database: Database, real_kafka: KafkaBroker, topic: str, good: str, tmp_path: Path
 ) -> None:
     with relay(database, real_kafka, topic, tmp_path, 100) as service:
@@ -184,7 +184,7 @@ def circuits(database: Database) -> dict[str, str]:
 
 def check(database: Database, kafka: KafkaBroker, topic: str, directory: Path, producer: str = "") -> tuple[int, str]:
     """Return the exit code of `check --online` and its lines on stderr."""
-    text = CONFIG.format(dsn=database.dsn, topic=topic, bootstrap=kafka.bootstrap, parked_max=1)
+    text = CONFIG.format(dsn=database.dsn, topic=topic, bootstrap=kafka.bootstrap, pending_max=1)
     file = directory / "relay.toml"
     file.write_text(text.replace("[routes]", f"{producer}\n[routes]").replace(".{type}", ""))
     ended = inside("check", "--online", "-c", file)

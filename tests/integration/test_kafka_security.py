@@ -3,6 +3,7 @@
 import json
 import signal
 from collections.abc import Callable, Generator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import pytest
 from outbox_relay import outbox
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.outcomes import DELIVERED, Unavailable
+from outbox_relay.fields import Secret
 from outbox_relay.sinks.contract.handing import hand_over_all, some_events
 from outbox_relay.sinks.kafka import KafkaSink
 from tests.support.command import inside
@@ -79,7 +81,7 @@ def test_scram_over_tls_with_the_password_in_a_file(
 ) -> None:
     path = tmp_path / "password"
     path.write_text(f"{PASSWORD}\n")
-    sink = sink_of(open_topic, secured.scram(), files={"sasl.password": path})
+    sink = sink_of(open_topic, secured.scram(), secrets={"sasl.password": partial(Secret(file=path).read, str)})
     assert sink.check() is None
     delivers(sink, secured, open_topic)
 
@@ -105,7 +107,7 @@ def test_a_wrong_password_is_reported_and_a_new_one_in_the_file_is_used_without_
     monkeypatch.setattr("outbox_relay.sinks.kafka.sink.CHECK_SECONDS", 1.0)
     path = tmp_path / "password"
     path.write_text("hunter2-and-more")
-    sink = sink_of(open_topic, secured.scram(), files={"sasl.password": path})
+    sink = sink_of(open_topic, secured.scram(), secrets={"sasl.password": partial(Secret(file=path).read, str)})
     for reason in (sink.check() or "", refused(sink)):
         assert "Authentication failed" in reason
         assert "hunter2" not in reason
@@ -189,8 +191,12 @@ def test_a_right_revoked_meanwhile_loses_nothing(secured: SecuredBroker, topic: 
 
 
 def test_a_file_that_is_missing_is_named_at_the_start(tmp_path: Path, sink_of: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r'sinks.events.producer_files."sasl.password": .*gone: No such file'):
-        sink_of("t", {"bootstrap.servers": "127.0.0.1:1"}, files={"sasl.password": tmp_path / "gone"})
+    with pytest.raises(ConfigurationError, match=r'sinks.events.producer."sasl.password": .*gone: No such file'):
+        sink_of(
+            "t",
+            {"bootstrap.servers": "127.0.0.1:1"},
+            secrets={"sasl.password": partial(Secret(file=tmp_path / "gone").read, str)},
+        )
 
 
 @pytest.mark.parametrize(
@@ -202,7 +208,9 @@ def test_a_file_without_a_secret_is_named_without_its_contents(
     path = tmp_path / "password"
     path.write_bytes(content)
     with pytest.raises(ConfigurationError, match=said) as refusal:
-        sink_of("t", {"bootstrap.servers": "127.0.0.1:1"}, files={"sasl.password": path})
+        sink_of(
+            "t", {"bootstrap.servers": "127.0.0.1:1"}, secrets={"sasl.password": partial(Secret(file=path).read, str)}
+        )
     assert "xxx" not in str(refusal.value)
 
 
@@ -217,7 +225,6 @@ lease_seconds = 9
 type = "kafka"
 topic = "{topic}"
 producer = {producer}
-producer_files = {files}
 [sinks.events.circuit]
 probe_seconds = 0.5
 probe_max_seconds = 1
@@ -239,11 +246,9 @@ class Case(NamedTuple):
 
 
 def relay_of(database: Database, case: Case, directory: Path) -> RelayService:
-    producer, files = (
-        "{" + ", ".join(f'"{name}" = "{value}"' for name, value in settings.items()) + "}"
-        for settings in (case.producer, case.files)
-    )
-    text = CONFIG.format(dsn=database.dsn, topic=case.topic, producer=producer, files=files)
+    given = [f'"{name}" = "{value}"' for name, value in case.producer.items()]
+    given += [f'"{name}" = {{ file = "{path}" }}' for name, path in case.files.items()]
+    text = CONFIG.format(dsn=database.dsn, topic=case.topic, producer=f"{{{', '.join(given)}}}")
     return RelayService(directory, text)
 
 
@@ -386,7 +391,7 @@ def test_files_are_read_again_at_sighup_and_a_bad_one_changes_nothing(
         password.unlink()
         relay.send(signal.SIGHUP)
         until(lambda: "nothing has changed" in relay.log.read_text(), seconds=20, what="the missing file is refused")
-        assert f'sinks.events.producer_files.\\"sasl.password\\": {password}: No such file' in relay.log.read_text()
+        assert f'sinks.events.producer.\\"sasl.password\\": {password}: No such file' in relay.log.read_text()
         emit(database, range(20, 40))
         until(lambda: numbers(secured, name) == in_order(40), seconds=30, what="the first user still delivers")
         password.write_text("tr0ubador-and-3")

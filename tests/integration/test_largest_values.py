@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outbox_relay.domain.outcomes import MOST_ATTEMPTS, DeadLetter, Failed, Refused, decide
+from outbox_relay.domain.outcomes import MOST_ATTEMPTS
 from outbox_relay.domain.retry import RetryPolicy
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit, has, ids
@@ -86,10 +86,3 @@ def _shards(database: Database) -> list[tuple[str, int]]:
         database, "select k, outbox_internal.shard_of(k, null) as shard from unnest('{a,b,c,d,e,f}'::text[]) k"
     )
     return [(row["k"], row["shard"]) for row in found]
-
-
-def test_attempts_are_counted_as_far_as_the_database_can_hold_them() -> None:
-    for verdict in (Failed("no"), Refused("no")):
-        settlement = decide(MOST_ATTEMPTS, verdict, LATER, 0.0)
-        assert isinstance(settlement, DeadLetter)
-        assert settlement.attempts == MOST_ATTEMPTS

@@ -22,39 +22,6 @@ def reads(harness: RelayHarness) -> int:
     return sum(harness.store.calls[name] for name in READS)
 
 
-def test_events_of_the_only_sink_come_with_the_tick(database: Database) -> None:
-    sink = MemorySink()
-    with running(database.dsn, (spec("s"), sink)) as harness:
-        harness.owns_all()
-        wanted = emit(database, ["a"])
-        delivered(sink, wanted)
-        harness.settled()
-        before = reads(harness)
-        for _ in range(20):
-            wanted += emit(database, ["a", "b"])
-            delivered(sink, wanted)
-        assert reads(harness) == before
-    assert ids(sink) == wanted
-
-
-def test_sinks_at_the_same_place_share_a_read(database: Database) -> None:
-    """Goes red when each of four sinks reads the log for itself."""
-    sinks = [(spec(name), MemorySink()) for name in ("one", "two", "three", "four")]
-    with running(database.dsn, *sinks) as harness:
-        harness.owns_all()
-        wanted = emit(database, ["a"])
-        for _, sink in sinks:
-            delivered(sink, wanted)
-        harness.settled()
-        before = reads(harness)
-        for _ in range(20):
-            wanted += emit(database, ["a", "b"])
-            for _, sink in sinks:
-                delivered(sink, wanted)
-        assert reads(harness) - before < 40, "a read for each round and not for each sink"
-    assert [ids(sink) for _, sink in sinks] == [wanted] * 4
-
-
 @pytest.mark.fence("a look with a window takes long or fails")
 def test_what_one_look_may_not_read_ends_no_ticks(database: Database) -> None:
     """Goes red when a look with the same window follows one that failed: the window is never read in the usual way."""

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.database import Database
 from tests.support.kafka import KafkaBroker
 from tests.support.kafka.drained import drained
 from tests.support.postgres import PostgresServer
 from tests.support.relay_config import kafka_config
 from tests.support.relay_harness import LOST
 from tests.support.service import RelayService
-from tests.support.shop import PGBENCH, Writers
+from tests.support.shop import Writers
 from tests.support.wait import until
 
 EVENTS = int(os.environ.get("OUTBOX_TEST_EVENTS", "4000"))
@@ -64,46 +63,3 @@ def _survives(writers: Writers) -> int:
         return writers.total()
     except psycopg.OperationalError:
         return 0
-
-
-@pytest.mark.slow
-def test_events_of_pgbench_arrive_in_order_per_key(
-    database: Database, kafka: KafkaBroker, topic: str, tmp_path: Path
-) -> None:
-    kafka.create_topic(topic, partitions=6)
-    writers = Writers(database.dsn, keys=100)
-    writers.prepare()
-    with RelayService(tmp_path, kafka_config(database.dsn, kafka, topic)) as relay:
-        database.pgbench(PGBENCH.format(keys=100), transactions=400, clients=8)
-        report = drained(kafka, topic, writers.committed(), seconds=60)
-        assert report.committed == 3200
-        assert report.sound
-        assert report.duplicates == 0
-        assert relay.stop() == 0
-
-
-@pytest.mark.slow
-def test_two_relays_share_the_work_and_neither_repeats_the_other(
-    database: Database, kafka: KafkaBroker, topic: str, tmp_path: Path
-) -> None:
-    """Every shard has one owner, both relays have shards; a clean stop hands over without a duplicate."""
-    kafka.create_topic(topic, partitions=6)
-    writers = Writers(database.dsn, count=2, keys=200, keys_per_transaction=20)
-    writers.prepare()
-    text = kafka_config(database.dsn, kafka, topic)
-    with RelayService(tmp_path, text, "one") as one:
-        with RelayService(tmp_path, text, "two") as two:
-            until(lambda: _shards(one) == _shards(two) == 32, seconds=30, what="the shards are shared evenly")
-            writers.start()
-            until(lambda: writers.total() > 2000, seconds=60, what="events are emitted")
-            assert two.stop() == 0
-            until(lambda: writers.total() > 4000, seconds=60, what="more events are emitted")
-            writers.stop()
-        report = drained(kafka, topic, writers.committed(), seconds=60)
-    assert report.sound
-    assert report.duplicates == 0
-
-
-def _shards(relay: RelayService) -> int:
-    _, body = relay.ask("/readyz")
-    return body["sinks"]["events"]["shards"] if body else 0

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ import pytest
 from nats_harness import STREAM, make_stream, messages, received
 from nats_server import PROGRAM, NatsServer
 from outbox_relay.sinks.contract import Received
-from tests.support.command import outbox_relay
 from tests.support.database import Database, query
 from tests.support.installed import absent
 from tests.support.nats_example import registered
@@ -122,22 +119,6 @@ def becomes_stored(server: NatsServer, count: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_that_is_frozen_gets_every_event_once(database: Database, server: NatsServer, tmp_path: Path) -> None:
-    """The acknowledgement comes too late: the message id keeps the repetition out of the stream."""
-    with relay_of(database, server, tmp_path) as relay:
-        events = emit(database, 20)
-        all_stored(server, events)
-        os.kill(server.pid, signal.SIGSTOP)
-        try:
-            events += emit(database, 4)
-            until(lambda: "no acknowledgement" in str(rows(database)), seconds=60, what="the requests time out")
-        finally:
-            os.kill(server.pid, signal.SIGCONT)
-        all_stored(server, events)
-        assert relay.stop() == 0
-
-
-@pytest.mark.slow
 def test_an_event_whose_subject_no_stream_takes_waits_with_the_reason_and_others_flow(
     database: Database, server: NatsServer, tmp_path: Path
 ) -> None:
@@ -156,19 +137,3 @@ def test_an_event_whose_subject_no_stream_takes_waits_with_the_reason_and_others
         until(lambda: rows(database) == [], seconds=60, what="the event is delivered")
         assert [each.uid for each in stored(server)] == [lost]
         assert relay.stop() == 0
-
-
-@pytest.mark.slow
-def test_check_online_names_a_missing_stream_and_a_server_that_is_down(
-    database: Database, server: NatsServer, tmp_path: Path
-) -> None:
-    path = registered(tmp_path)
-    right = relay_of(database, server, tmp_path).config
-    ended = outbox_relay("check", "--online", "-c", right, PYTHONPATH=path)
-    assert ended.code == 0, ended.err
-    wrong = relay_of(database, server, tmp_path, stream="OTHER").config
-    ended = outbox_relay("check", "--online", "-c", wrong, PYTHONPATH=path)
-    assert (ended.code, f"sinks.stream: there is no stream OTHER at 127.0.0.1:{server.port}" in ended.err) == (2, True)
-    server.kill()
-    ended = outbox_relay("check", "--online", "-c", wrong, PYTHONPATH=path)
-    assert (ended.code, f"sinks.stream: no connection to 127.0.0.1:{server.port}: " in ended.err) == (2, True)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any
 from uuid import UUID
 
 import pytest
 
 from outbox_relay import admin
-from tests.support import replays
 from tests.support.database import Database
 from tests.support.ledger import Ledger, ledger
 from tests.support.notices import notice_types
-from tests.support.sink_actions import call, register, seek
+from tests.support.sink_actions import call, register
 
 EVERYTHING = "9223372036854775807:9223372036854775807:"
 OF_RECEIVERS = {"ops": 2, "ops_and_all": 5}
@@ -71,32 +69,6 @@ def test_only_receivers_read_notices(books: Ledger, sink: str) -> None:
         assert any(kind.startswith("outbox.") for (kind,) in found) == (sink in OF_RECEIVERS)
 
 
-@pytest.mark.parametrize("sink", PATTERNS)
-@pytest.mark.parametrize("most_payload", [None, 1000])
-def test_only_receivers_read_notices_that_are_late(books: Ledger, sink: str, most_payload: int | None) -> None:
-    """All events count as late: their transactions ran at the first tick."""
-    [(low, high, listed)] = books.query(
-        "select min(xid::text::bigint), max(xid::text::bigint), string_agg(distinct xid::text, ',') from outbox.event"
-    )
-    ordered = ",".join(sorted(listed.split(","), key=int))
-    types = V10_TYPES.get(sink, types_of(books, sink))
-    found = books.query(
-        "select type from outbox_internal.read_late(%s::smallint[], %s::text[], %s::pg_snapshot, %s, %s::pg_snapshot,"
-        " 0, 1000000, 100, 1000000, %s) where shard >= 0",
-        list(range(64)), types, f"{low}:{high + 1}:{ordered}", high + 1, EVERYTHING, most_payload,
-    )  # fmt: skip
-    assert len(found) == expected()[sink]
-
-
-def test_counts_leave_notices_to_their_receivers(books: Ledger) -> None:
-    found = admin.status(books.store)
-    assert {name: found["sinks"][name]["backlog"] for name in PATTERNS} == expected()
-    for sink, number in expected().items():
-        assert books.query("select undelivered from outbox.preview_removal(%s, 100, 5, 45)", sink) == [(number,)]
-        books.catch_up(sink)
-        assert seek(books.database, sink, "beginning")["again"] == number
-
-
 def test_why_tells_who_gets_a_notice(books: Ledger) -> None:
     [(uid,)] = books.query("select uid::text from outbox.event where type ^@ 'outbox.' order by id limit 1")
     states = {name: said["state"] for name, said in admin.why(books.store, UUID(uid))["sinks"].items()}
@@ -107,26 +79,6 @@ def test_why_tells_who_gets_a_notice(books: Ledger) -> None:
     states = {name: said["state"] for name, said in admin.why(books.store, UUID(uid))["sinks"].items()}
     assert states.pop("crm") == "not routed"
     assert states == {**dict.fromkeys(OF_OTHERS, "not routed"), **dict.fromkeys(OF_RECEIVERS, "settled")}
-
-
-def test_replays_give_notices_to_their_receiver_alone(books: Ledger) -> None:
-    for sink in PATTERNS:
-        books.catch_up(sink)
-    day = {"since": "P1D"}
-
-    def matched(sink: str, to: str | None = None) -> Any:
-        return replays.preview(books.database, sink, to=to, **day)["matched"]
-
-    assert {sink: matched(sink) for sink in PATTERNS} == expected()
-    assert {sink: matched(sink, "all") for sink in OF_RECEIVERS} == {"ops": 0, "ops_and_all": 3}
-    assert {sink: matched(sink, "ops") for sink in PATTERNS} == expected()
-
-
-def test_notices_are_no_types_without_a_route(books: Ledger) -> None:
-    assert admin.status(books.store)["unrouted"] == []
-    for sink in OF_RECEIVERS:
-        register(books.database, sink, "order.*")
-    assert admin.status(books.store)["unrouted"] == []
 
 
 def test_a_notice_is_erased_only_once_its_receivers_have_it(books: Ledger) -> None:

@@ -6,17 +6,15 @@ import threading
 import time
 from contextlib import suppress
 
-import psycopg
 import pytest
 from psycopg import errors
 
 from outbox_relay import outbox
 from outbox_relay.postgres.migrations import migrate
 from tests.support.database import Database, query
-from tests.support.ledger import ledger
 from tests.support.notices import RECEIVER, die, notice_types, notices, pass_hours, register_receiver
 from tests.support.roles import new_role
-from tests.support.sink_actions import call, register, remove
+from tests.support.sink_actions import call, register
 
 DEAD, PAUSED, RECOVERED = "outbox.dead", "outbox.sink.paused", "outbox.sink.recovered"
 SECONDS = 20
@@ -120,42 +118,6 @@ def test_dead_letters_of_a_class_make_one_notice_an_hour_with_their_number(told:
     assert b"CANARY".hex() not in str(dumped)
 
 
-def test_a_row_that_dies_later_is_told_and_one_that_a_replay_hands_over_is_not_told_again(told: Database) -> None:
-    dies(told, "crm", "http_400")
-    call(told, "update outbox.delivery set state = 'waiting'")
-    pass_hours(told, 2)
-    call(told, "update outbox.delivery set state = 'dead', last_attempt = null, last_status = null")
-    assert [n[1]["reason"] for n in notices(told)] == ["http_400", "refused"]
-    call(told, "update outbox.delivery set sink = 'other', state = 'dead'")
-    assert len(notices(told)) == 2
-
-
-def test_an_odd_class_of_an_error_is_not_repeated(told: Database) -> None:
-    dies(told, "crm", "a b; drop", "x" * 200)
-    assert [n[1]["reason"] for n in notices(told)] == ["status 400"]
-
-
-def test_a_settlement_that_is_rolled_back_has_told_nothing(told: Database) -> None:
-    with told.connect() as connection:
-        die(connection, "crm", "http_400")
-        connection.rollback()
-    assert notices(told) == []
-    dies(told, "crm", "http_400")
-    assert notice_types(told) == [DEAD]
-
-
-def test_two_settlements_of_one_cause_make_one_notice_and_neither_waits_long(told: Database) -> None:
-    with told.connect() as first, told.connect() as second:
-        die(first, "crm", "http_400")
-        began = time.monotonic()
-        die(second, "crm", *["http_400"] * 200, first=1000)
-        assert time.monotonic() - began < 5
-        second.commit()
-        first.commit()
-    assert notice_types(told) == [DEAD]
-    assert query(told, "select count(*) from outbox.delivery") == [(201,)]
-
-
 @pytest.mark.fence("a notice cannot be written, or two relays write the same")
 def test_settlements_with_two_causes_in_opposite_orders_are_no_deadlock(told: Database) -> None:
     barrier = threading.Barrier(2)
@@ -202,18 +164,6 @@ def test_a_notice_that_cannot_be_written_fails_nothing(told: Database) -> None:
     assert notice_types(told) == [PAUSED], "what was not told is told later"
 
 
-def test_an_error_of_any_kind_fails_nothing_and_is_a_warning(told: Database) -> None:
-    call(told, "alter table outbox.event add constraint none check (type not like 'outbox.%%')")
-    said: list[str] = []
-    with told.connect(autocommit=True) as connection:
-        connection.add_notice_handler(lambda notice: said.append(notice.message_primary or ""))
-        die(connection, "crm", "http_400", "http_404")
-    assert query(told, "select count(*) from outbox.delivery") == [(2,)]
-    assert len(said) == 1, "one try in a transaction"
-    assert said[0].startswith("a notice of type outbox.dead was not written")
-    assert query(told, "select count(*) from outbox.notice") == [(0,)]
-
-
 # -- the receiver itself -------------------------------------------------------------------------------------------
 
 
@@ -225,35 +175,6 @@ def test_nothing_is_told_of_the_receiver_itself(told: Database) -> None:
     call(told, "select * from outbox_internal.notify_sinks(300)")
     set_paused(told, False, RECEIVER)
     assert notices(told) == []
-
-
-def test_without_a_receiver_no_notice_is_made(database: Database) -> None:
-    register(database, "crm")
-    set_paused(database, True)
-    dies(database, "crm", "http_400")
-    call(database, "select * from outbox_internal.notify_sinks(300)")
-    assert notices(database) == []
-    register_receiver(database)
-    set_paused(database, False)
-    assert notices(database) == [], "no recovery of what was not told"
-    register(database, RECEIVER, "order.*")
-    set_paused(database, True)
-    assert notices(database) == [], "the pattern is gone, and with it the notices"
-
-
-def test_a_removed_receiver_ends_notices(told: Database) -> None:
-    set_paused(told, True)
-    remove(told, RECEIVER)
-    set_paused(told, False)
-    dies(told, "crm", "http_400")
-    assert notice_types(told) == [PAUSED]
-
-
-def test_of_two_receivers_the_newer_one_counts(told: Database) -> None:
-    register(told, "ops2", "outbox.*")
-    set_paused(told, True, RECEIVER)
-    set_paused(told, True, "ops2")
-    assert [n[1]["sink"] for n in notices(told)] == [RECEIVER]
 
 
 # -- pauses --------------------------------------------------------------------------------------------------------
@@ -273,19 +194,6 @@ def test_a_pause_and_its_end_are_told_with_who_and_why(told: Database) -> None:
     assert keys == [("crm", None)]
 
 
-def test_a_relay_that_pauses_a_sink_tells_it(told: Database) -> None:
-    with ledger(told) as books:
-        books.store.pause_sink("crm", "answered 410 Gone")
-        call(told, "update outbox.sink set paused = false, circuit = 'open', circuit_since = now() - interval '1 day'")
-        books.store.record_circuit("crm", "open", "connection refused", None, 60)
-    assert notice_types(told) == [PAUSED, RECOVERED]
-    assert notices(told)[0][1]["reason"] == "answered 410 Gone"
-    pass_hours(told, 2)
-    call(told, "select * from outbox_internal.notify_sinks(300)")
-    type_, payload = notices(told)[-1]
-    assert (type_, payload["reason"]) == (PAUSED, "the destination was down for 60 seconds: connection refused")
-
-
 def test_what_the_hour_suppresses_is_told_when_it_is_over_if_it_lasts(told: Database) -> None:
     for paused in (True, False, True, False, True):
         set_paused(told, paused)
@@ -300,19 +208,6 @@ def test_what_the_hour_suppresses_is_told_when_it_is_over_if_it_lasts(told: Data
     assert notice_types(told)[3:] == [RECOVERED]
 
 
-def test_a_clock_that_goes_back_does_not_silence_notices(told: Database) -> None:
-    dies(told, "crm", "http_400")
-    pass_hours(told, -24)
-    dies(told, "crm", "http_400", first=10)
-    assert notice_types(told) == [DEAD, DEAD]
-
-
-def test_what_was_told_ends_with_its_sink(told: Database) -> None:
-    set_paused(told, True)
-    remove(told, "crm", forget=True)
-    assert query(told, "select count(*) from outbox.notice") == [(0,)]
-
-
 def test_old_causes_are_forgotten_and_states_are_kept(told: Database) -> None:
     set_paused(told, True)
     dies(told, "crm", "http_400", "http_404")
@@ -320,12 +215,3 @@ def test_old_causes_are_forgotten_and_states_are_kept(told: Database) -> None:
     dies(told, "crm", "http_500", first=10)
     kept = query(told, "select type, cause from outbox.notice order by 1, 2")
     assert kept == [(DEAD, "http_500"), (PAUSED, "paused")]
-
-
-def test_a_cancelled_statement_is_still_cancelled(told: Database) -> None:
-    """The notice does not hide that its transaction ran out of time."""
-    with told.connect() as holder, told.connect() as connection:
-        holder.execute("lock table outbox.event in share row exclusive mode")
-        connection.execute("set statement_timeout = '20ms'")
-        with pytest.raises(psycopg.errors.QueryCanceled):
-            die(connection, "crm", "http_400")

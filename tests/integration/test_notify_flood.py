@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -10,14 +9,13 @@ from contextlib import contextmanager
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
-from outbox_relay.postgres.listener import LOCK, CommitListener
+from outbox_relay.postgres.listener import LOCK
 from tests.support.database import Database
 from tests.support.deliveries import delivered, emit, has
-from tests.support.logs import RecordedLog
 from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import running, spec
 from tests.support.roles import new_role
-from tests.support.wait import becomes, until
+from tests.support.wait import becomes
 
 FLOOD = "select count(pg_notify('outbox', g::text || repeat('x', 100))) from generate_series(1, 2000) g"
 BATCH_SECONDS = 0.02
@@ -57,33 +55,6 @@ def test_a_relay_polls_through_a_flood_and_delivers_what_is_emitted(database: Da
                 delivered(sink, wanted)
             assert query_locks(database) == []
     assert _floods(log) == [{"event": "database.notify_flood", "log_level": "warning", "polls_seconds": 30.0}]
-
-
-def test_a_listener_asks_for_the_lock_in_a_flood_only_until_it_notices(database: Database) -> None:
-    log = RecordedLog()
-    listener = CommitListener(lambda: database.dsn, log=log)
-    until(listener.begin_listening, seconds=10, what="it listens")
-    with flood(database):
-        while log.warnings == []:
-            listener.begin_listening()
-            listener.stop_listening()
-        assert not listener.listening
-        for _ in range(100):
-            assert not listener.begin_listening()
-    assert [event for event, _ in log.warnings] == ["database.notify_flood"]
-    listener.close()
-
-
-def test_a_server_that_accepts_connections_and_never_answers_delays_no_tick() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        dsn = f"postgresql://relay@127.0.0.1:{silent.getsockname()[1]}/shop?sslmode=disable"
-        listener = CommitListener(lambda: dsn)
-        assert not listener.begin_listening()
-        accepted, _ = silent.accept()
-        assert not listener.begin_listening()
-        assert listener._connecting  # pyright: ignore[reportPrivateUsage] - it is being made meanwhile
-        listener.close()
-        accepted.close()
 
 
 def _floods(log: Sequence[EventDict]) -> list[EventDict]:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import psycopg
 import pytest
 
 from outbox_relay.domain.errors import StatementFailed
-from outbox_relay.domain.event import StoredEvent, pop_scan_end
-from outbox_relay.domain.window import MAX_REDUCTIONS, MAX_SINGLE_EVENT_FAILURES, Position, ScanStep, Tick, next_slice
-from outbox_relay.postgres.database import statements
-from tests.support.database import Database, query
+from outbox_relay.domain.event import StoredEvent
+from tests.support.database import Database
 from tests.support.deliveries import dead_letters
 from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import RelayHarness, running, spec
@@ -68,16 +65,6 @@ def test_odd_event_is_dead_and_its_neighbours_flow(
         assert harness.ended == []
 
 
-def test_dead_letter_of_an_odd_event_holds_its_key(database: Database) -> None:
-    sink = MemorySink()
-    with running(database.dsn, (spec("s", hold=True), sink)) as harness:
-        odd = insert(database, key="k", deliver_at="20000-01-01Z")
-        behind, other = insert(database, key="k"), insert(database, key="other")
-        until(lambda: _states(database, {odd: "dead", behind: "held"}), seconds=10, what="the key is held")
-        until(lambda: _delivered(sink, [other]), seconds=10, what="the other key flows")
-        assert harness.ended == []
-
-
 def settled(harness: RelayHarness, database: Database, events: int) -> None:
     """Wait until ``events`` events of each sink are delivered or dead, and everything is settled."""
     sinks = [sink for _, sink in harness.sinks if isinstance(sink, MemorySink)]
@@ -96,32 +83,6 @@ def _dead_of(database: Database, sink: str) -> list[Any]:
     with database.connect(autocommit=True) as connection:
         query = "select id from outbox.delivery where state = 'dead' and sink = %s"
         return connection.execute(query, (sink,)).fetchall()
-
-
-def _states(database: Database, wanted: dict[int, str]) -> bool:
-    return dict(query(database, "select id, state from outbox.delivery")) == wanted
-
-
-def _delivered(sink: MemorySink, ids: Sequence[int]) -> bool:
-    return [event.id for event in sink.delivered] == [*ids]
-
-
-def test_ceiling_that_is_raised_holds_for_connections_that_read_before(database: Database) -> None:
-    """The constant stands in plans that are kept: they must be made again."""
-    sink = MemorySink()
-    with running(database.dsn, (spec("s"), sink)) as harness:
-        for n in range(10):
-            insert(database)
-            settled(harness, database, n + 1)
-        with database.connect(autocommit=True) as connection:
-            connection.execute(
-                "create or replace function outbox_internal.payload_ceiling() returns integer "
-                "language sql immutable parallel safe return 4194304"
-            )
-        event = insert(database, payload=b"x" * 2_000_000)
-        settled(harness, database, 11)
-        assert sink.delivered[-1].id == event
-        assert dead_letters(database) == []
 
 
 # -- reads that fail ----------------------------------------------------------------------------------------------
@@ -182,70 +143,6 @@ def _row(payload: bytes) -> dict[str, Any]:
     return {"key": None, "payload": payload, "headers": None, "deliver_at": None, "created_at": None}
 
 
-def test_small_events_are_never_dead_because_the_database_is_slow(database: Database) -> None:
-    """Reads that fail whatever they ask for end the session with the reason, and kill no event."""
-    sink = MemorySink()
-    with running(database.dsn, (spec("s"), sink), expects={"statement_failed"}) as harness:
-        harness.owns_all()
-        failing = Failing(harness, "57014")
-        failing.everything = True
-        events = [insert(database) for _ in range(5)]
-        until(lambda: _ended(harness), seconds=20, what="the session ends")
-        assert isinstance(harness.ended[0], StatementFailed)
-        assert "cannot be read, with or without its payload" in str(harness.ended[0])
-        failing.everything = False
-        settled(harness, database, 5)
-        assert [event.id for event in sink.delivered] == events
-        assert dead_letters(database) == []
-
-
-def _ended(harness: RelayHarness) -> bool:
-    return bool(harness.ended)
-
-
-HUGE = 60_000
-TINY_MS = 40
-
-
-def test_a_huge_transaction_is_read_whatever_the_statement_timeout(database: Database) -> None:
-    """A timeout that is not enough for a tenth of the transaction: every read that fails makes the next one smaller."""
-    with database.connect(autocommit=True) as reading, database.connect() as huge:
-        huge.execute("select count(outbox.emit_raw('t', 'p')) from generate_series(1, %s)", (HUGE,))
-        a = _tick(reading)
-        huge.commit()
-        b = _tick(reading)
-        reading.execute(f"set statement_timeout = {TINY_MS}".encode())
-        got, steps, position = [0], ScanStep(), Position(a).opened(b)
-        while got[-1] < HUGE:
-            most = steps.limit(4000)
-            piece = next_slice(position, steps.limit(50_000))
-            assert piece.late
-            parameters = {
-                "shards": list(range(64)), "types": None, "a": a.snapshot, "a_next": a.next_xid, "b": b.snapshot,
-                "after": piece.after, "upto": piece.upto, "rows": most, "bytes": 1 << 30, "most_payload": 1 << 30,
-                "server": None,
-            }  # fmt: skip
-            try:
-                events = [
-                    StoredEvent(*row) for row in reading.execute(statements()["read_late"], parameters).fetchall()
-                ]
-            except psycopg.errors.QueryCanceled:
-                steps.failed()
-                assert not steps.exhausted
-                continue
-            steps.succeeded()
-            upto = pop_scan_end(events)
-            assert [event.id for event in events] == list(range(got[-1] + 1, got[-1] + 1 + len(events)))
-            got += [event.id for event in events]
-            position = position.at(got[-1] if len(events) >= most else upto or piece.upto)
-    assert len(got) == HUGE + 1
-
-
-def _tick(connection: psycopg.Connection[Any]) -> Tick:
-    [row] = connection.execute("select seq, snapshot::text, next_xid from outbox_internal.tick()").fetchall()
-    return Tick(*row)
-
-
 def test_a_read_that_is_cut_behind_large_keys_goes_on_there(database: Database) -> None:
     """Keys that are not returned do not count: else the database cuts a read that looks complete to the relay."""
     sink = MemorySink()
@@ -257,27 +154,3 @@ def test_a_read_that_is_cut_behind_large_keys_goes_on_there(database: Database) 
         settled(harness, database, len(every))
         assert [event.id for event in sink.delivered] == every[12:]
         assert [event for event, _, _ in dead_letters(database)] == every[:12]
-
-
-def test_no_event_is_dead_because_its_read_waited_for_a_connection(database: Database) -> None:
-    """The connections of a sink are busy with its other statements for as long as a read may wait, again and again."""
-    sink = MemorySink()
-    with running(database.dsn, (spec("s"), sink)) as harness:
-        harness.owns_all()
-        waited = 0
-
-        def wait_and_read(read: Callable[..., list[StoredEvent]], *arguments: Any, **options: Any) -> list[StoredEvent]:
-            nonlocal waited
-            waited += 1
-            if waited <= MAX_REDUCTIONS + MAX_SINGLE_EVENT_FAILURES:
-                raise StatementFailed("every connection was busy", StatementFailed.NO_CONNECTION)
-            return read(*arguments, **options)
-
-        harness.store.windows = False
-        harness.store.read_rest = partial(wait_and_read, harness.store.read_rest)  # type: ignore[method-assign]
-        harness.store.read_small = partial(wait_and_read, harness.store.read_small)  # type: ignore[method-assign]
-        event = insert(database)
-        settled(harness, database, 1)
-        assert [event.id for event in sink.delivered] == [event]
-        assert dead_letters(database) == []
-        assert harness.ended == []

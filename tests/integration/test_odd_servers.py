@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from annotated_types import Le
 
-from outbox_relay.relay.chores import MOST_LEASE_SECONDS
-from outbox_relay.settings.model import RelaySettings
-from tests.support import days
 from tests.support.chores import doing
 from tests.support.command import inside
 from tests.support.database import Database, query
-from tests.support.days import date_ago, emit_ago, fill_days, keep, make_day, one, retention, table_ago
+from tests.support.days import date_ago, emit_ago, fill_days, keep, one, retention
 from tests.support.ledger import ledger
 from tests.support.sink_actions import register
 from tests.support.wait import until
 
-PLACED = """
-insert into outbox.progress (sink, shards, epochs, a_seq, a_snapshot, a_next, last_id)
-select k.name, array[s.shard], array[s.epoch], t.seq, t.snapshot, t.next_xid, 0
-  from outbox.sink k join outbox.shard s on s.sink = k.name cross join outbox_internal.tick() t"""
-"""Puts each shard at the present tick, in a row of its own, as after a busy time."""
 HOUR_AHEAD = "clock_timestamp() + interval '1 hour 5 minutes'"
 
 
@@ -52,39 +43,6 @@ def test_a_day_that_cannot_be_emptied_stops_no_other(database: Database) -> None
         assert "publishes deletes" in one(owner, "select left_because from outbox.day where day = '-infinity'")
 
 
-def test_a_day_that_one_transaction_wrote_is_not_read_for_each_sink(database: Database) -> None:
-    """Goes red when late events are looked for by ids and shards: an import of a million events is never emptied."""
-    with database.connect() as owner:
-        days.register(owner, "jobs", "beginning")
-        make_day(owner, 3)
-        emit_ago(owner, 3, 20_000)
-        owner.commit()
-        owner.execute(PLACED)
-        owner.commit()
-        emit_ago(owner, 0)
-        owner.execute(f"analyze outbox.{table_ago(3)}".encode())
-        owner.commit()
-        [(kept,)] = owner.execute("select outbox_internal.retention_blockers(%s)", (date_ago(3),)).fetchall()
-        [(read,)] = owner.execute(
-            "select coalesce(sum(pg_stat_get_xact_tuples_fetched(i.indexrelid)), 0)::bigint from pg_index i "
-            "where i.indrelid = %s::regclass", (f"outbox.{table_ago(3)}",)).fetchall()  # fmt: skip
-    assert kept == []
-    assert read < 100
-
-
-def test_partitions_are_made_one_by_one_while_default_is_large(database: Database) -> None:
-    """Goes red when emits wait while DEFAULT is read for each of several partitions."""
-    with database.connect(autocommit=True) as owner:
-        for (part,) in owner.execute(
-            "select part::text from outbox_internal.partitions() where day <> '-infinity'"
-        ).fetchall():
-            owner.execute(f"drop table {part}".encode())
-        owner.execute("update outbox.retention set keep_days = 7")  # partitions of a day
-        emit_ago(owner, 0, 6_000, b"x" * 1_500)
-        made = [one(owner, "select outbox_internal.make_partitions()") for _ in range(5)]
-    assert made == [1, 1, 1, 0, 0]
-
-
 # -- clocks that were set back ------------------------------------------------------------------------------------
 
 
@@ -114,19 +72,3 @@ def test_what_was_written_while_the_clock_was_ahead_does_not_last(database: Data
 
         with doing(books.store):
             until(mended, seconds=30, what="shards, keys and relays are as the clock says")
-
-
-def test_a_lease_of_a_relay_that_lives_is_not_shortened(database: Database) -> None:
-    with ledger(database) as books:
-        register(database, "jobs", "*")
-        until = "clock_timestamp() + %s * interval '1 second'"
-        owned = f"insert into outbox.session values ('jobs', gen_random_uuid(), {until}) returning lease_until"
-        [*before] = query(database, owned, 600.0)
-        assert books.store.value("cap_times", {"most": 600.0}) == 0
-        assert query(database, "select lease_until from outbox.session") == before
-
-
-def test_no_relay_may_have_longer_leases_than_those_that_are_shortened() -> None:
-    """Goes red when the largest setting grows: a shard of a relay that lives would lose its lease."""
-    [most] = [each.le for each in RelaySettings.model_fields["lease_seconds"].metadata if isinstance(each, Le)]
-    assert most == MOST_LEASE_SECONDS

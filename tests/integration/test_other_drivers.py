@@ -59,19 +59,6 @@ def test_a_connection_is_refused_with_the_right_function(conn: Any) -> None:
         inbox.once(conn, "billing", UID)
 
 
-async def test_asynchronous_functions_refuse_it_too(conn: Any) -> None:
-    with pytest.raises(TypeError, match=RIGHT.format("emit")):
-        await outbox.aemit(conn, "t", {})
-    with pytest.raises(TypeError, match=RIGHT.format("once")):
-        await inbox.aonce(conn, "billing", UID)
-
-
-def test_the_cursor_of_another_driver_is_refused(database: Database) -> None:
-    for connect in (psycopg_2, pg_8000):
-        with closing(connect(database)) as found, pytest.raises(TypeError, match=RIGHT.format("emit")):
-            outbox.emit(found.cursor(), "t", {})
-
-
 @pytest.mark.parametrize("connect", [psycopg_2, pg_8000])
 def test_the_functions_that_are_named_work(database: Database, connect: Callable[[Database], Any]) -> None:
     with closing(connect(database)) as found:

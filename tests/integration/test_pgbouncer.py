@@ -10,17 +10,14 @@ import psycopg
 import pytest
 
 from outbox_relay import outbox
-from outbox_relay.domain.errors import DatabaseUnusable
-from outbox_relay.postgres.listener import LOCK, POOLED, CommitListener, dsn_identity
+from outbox_relay.postgres.listener import LOCK
 from tests.support.command import inside
 from tests.support.database import Database, query
-from tests.support.deliveries import delivered, emit, has
+from tests.support.deliveries import has
 from tests.support.kafka import KafkaBroker
 from tests.support.kafka.drained import drained
-from tests.support.logs import RecordedLog
 from tests.support.memory_sink import MemorySink
 from tests.support.pgbouncer import PgBouncer
-from tests.support.ports import LOOPBACK
 from tests.support.postgres import PostgresServer
 from tests.support.relay_config import kafka_config
 from tests.support.relay_harness import running, spec
@@ -107,20 +104,6 @@ def test_an_emit_through_the_pooler_wakes_a_relay(database: Database, pooler: Pg
     assert left == [(0,)]
 
 
-def test_a_relay_without_a_direct_connection_polls_through_the_pooler(database: Database, pooler: PgBouncer) -> None:
-    sink = MemorySink()
-    options = {"listen": False, "pooler": True}
-    with running(pooler.dsn(database.name), (spec("s"), sink), **options) as harness:
-        harness.owns_all()
-        delivered(sink, emit(database, ["a"]))
-        harness.settled()
-        taken = harness.store.calls["look"]
-        harness.settled()
-        delivered(sink, emit(database, ["b"]))
-        assert harness.store.calls["look"] > taken
-        assert query(database, ASLEEP, *LOCK) == []
-
-
 @pytest.mark.parametrize("ignored", ["", "options"], ids=["refused by the pooler", "ignored by the pooler"])
 def test_a_pooler_that_is_not_named_is_refused(database: Database, ignored: str) -> None:
     """Goes red when a relay runs on shared sessions: prepared statements of others answer, and events come twice."""
@@ -128,47 +111,3 @@ def test_a_pooler_that_is_not_named_is_refused(database: Database, ignored: str)
         ended = inside("status", "--dsn", unnamed.dsn(database.name))
         assert ended.code == 2
         assert 'set database.pooler = "transaction"' in ended.err
-
-
-@pytest.mark.parametrize("ignored", ["", "options"], ids=["refused by the pooler", "ignored by the pooler"])
-def test_a_relay_that_cannot_listen_says_why(database: Database, monkeypatch: pytest.MonkeyPatch, ignored: str) -> None:
-    """Goes red when a relay polls and logs no reason: new events then arrive up to 250 ms late."""
-    monkeypatch.setattr("outbox_relay.postgres.listener.FAILING_SECONDS", 0.0)
-    with PgBouncer(database.server, {"ignore_startup_parameters": ignored} if ignored else {}) as unnamed:
-        dsn, log = unnamed.dsn(database.name), RecordedLog()
-        listener = CommitListener(lambda: dsn, log=log)
-
-        def said() -> bool:
-            assert not listener.begin_listening()
-            return log.warnings != []
-
-        until(said, seconds=20, what="the log says it")
-        assert log.warnings == [("database.not_listening", {"reason": POOLED})]
-        with pytest.raises(DatabaseUnusable, match="must lead to the server itself"):
-            dsn_identity(dsn)
-        listener.close()
-
-
-def test_a_server_that_is_away_is_named_once_it_has_been_away_for_a_while(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("outbox_relay.postgres.listener.RETRY_SECONDS", 0.0)
-    log, asked = RecordedLog(), list[str]()
-
-    def dsn() -> str:
-        asked.append(f"postgresql://relay@{LOOPBACK}:1/shop")
-        return asked[-1]
-
-    listener = CommitListener(dsn, log=log)
-    for seconds, lines in ((1000.0, 0), (0.0, 1)):
-        monkeypatch.setattr("outbox_relay.postgres.listener.FAILING_SECONDS", seconds)
-        asked.clear()
-
-        def tried() -> bool:
-            listener.begin_listening()
-            return len(asked) > 2
-
-        until(tried, seconds=20, what="it has failed twice")
-        assert len(log.warnings) == lines
-    assert "Connection refused" in str(log.warnings)
-    listener.close()

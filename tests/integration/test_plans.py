@@ -124,12 +124,6 @@ def test_rest_is_read_in_index_order_and_no_further_than_needed(
     assert sum(node.scanned for node in scans) <= len(found) + len(scans)
 
 
-@OF_EVERY_SIZE
-def test_empty_end_of_the_log_costs_no_rows(explained: Explained, statement: str, size: int) -> None:
-    assert read(explained, statement, after=explained.events, upto=2**63 - 1, bytes=size) == []
-    assert sum(node.scanned for node in explained.scans("event_", "past_", of=REST)) == 0
-
-
 @pytest.mark.parametrize("most_payload", [None, AMPLE], ids=["version 1", "today"])
 @pytest.mark.parametrize("listed", [True, False], ids=["listed in the snapshot", "above its xmax"])
 def test_latecomers_are_found_by_their_xid(explained: Explained, listed: bool, most_payload: int | None) -> None:
@@ -153,101 +147,6 @@ def test_latecomers_are_found_by_their_xid(explained: Explained, listed: bool, m
     assert {index for index, _ in explained.conditions(of=looks[0])} == {"event_xid_expr_idx"}
 
 
-HUGE, STEP = 200_000, 5 * CHUNK_EVENTS
-"""Events of a huge transaction, and of a step of reading it."""
-LATECOMER = """
-insert into outbox.event (id, shard, uid, type, key, payload, content_type)
-select %s + g * %s::bigint, outbox_internal.shard_of('key-' || g %% 1000, null), gen_random_uuid(), 'huge',
-       'key-' || g %% 1000, '{}', 'text/plain'
-  from generate_series(1, %s) g
-"""
-
-
-@dataclass(frozen=True)
-class Huge:
-    """A late transaction of `HUGE` events after all others, whose ids are `apart`; it is read from inside."""
-
-    explained: Explained
-    xid: int
-    apart: int
-
-    def id(self, number: int) -> int:
-        """Return the id of its event of this number, from 1 on."""
-        return self.explained.events + self.apart * number
-
-    def read(self, **changes: Any) -> tuple[list[int], list[int]]:
-        """Return the ids of the events found by one call, and its marks."""
-        where = {"a": f"{self.xid}:{self.xid + 1}:{self.xid}", "a_next": self.xid + 1, "upto": self.id(HUGE)}
-        rows = read(self.explained, "read_late", **{**where, **changes})
-        return [row[0] for row in rows if row[1] >= 0], [row[0] for row in rows if row[1] < 0]
-
-    def steps(self) -> int:
-        """Return how many steps the last call took."""
-        return len([text for text in self.explained.texts if NEXT in text])
-
-
-@pytest.mark.slow  # makes the transaction
-@pytest.mark.parametrize("apart", [1, pytest.param(100, marks=pytest.mark.slow)])
-def test_the_size_of_a_huge_transaction_does_not_matter(explained: Explained, apart: int) -> None:
-    """The transaction takes seconds to make, so that all questions are asked of one."""
-    connection = explained.connection
-    with connection.transaction(force_rollback=True):
-        [(xid,)] = connection.execute("select pg_current_xact_id()::text::bigint").fetchall()
-        connection.execute(LATECOMER.encode(), (explained.events, apart, HUGE))
-        huge = Huge(explained, xid, apart)
-        is_read_in_steps(huge)
-        is_passed_without_reading_it_when_its_types_are_others(huge)
-        is_read_where_events_in_its_middle_match(huge)
-
-
-def is_read_in_steps(huge: Huge) -> None:
-    for after, first in ((0, 0), (huge.id(HUGE // 2), HUGE // 2)):
-        for shards in (list(range(64)), [5]):
-            got, marks = huge.read(after=after, shards=shards)
-            expected = [huge.id(first + n) for n in range(1, CHUNK_EVENTS + 1)]
-            assert got == expected if len(shards) == 64 else 0 < len(got) < CHUNK_EVENTS
-            assert len(marks) == 1
-            assert marks[0] >= got[-1]
-            for text in (LOOK, NEXT, REST if huge.apart == 1 else LATE):
-                scanned = sum(node.scanned for node in huge.explained.scans("event_", "past_", of=text))
-                assert scanned <= 5 * CHUNK_EVENTS + 2 * PARTITIONS, text
-
-
-def is_passed_without_reading_it_when_its_types_are_others(huge: Huge) -> None:
-    """Eight steps in a call, each of which looks once at its events, and nothing else is done."""
-    types = ["type.%", "another"]
-    found, [mark] = huge.read(types=types)
-    assert (found, mark) == ([], huge.id(8 * STEP))
-    assert huge.steps() == 8
-    assert [text for text in huge.explained.texts if REST in text or LATE in text] == []
-    assert huge.read(types=types, after=mark) == ([], [])
-    assert huge.steps() == 2
-
-
-def is_read_where_events_in_its_middle_match(huge: Huge) -> None:
-    wanted = [huge.id(number) for number in (3 * STEP + 1, 5 * STEP, HUGE)]
-    huge.explained.connection.execute("update outbox.event set type = 'another' where id = any (%s)", (wanted,))
-    found, marks = list[int](), [0]
-    while len(found) < len(wanted):
-        more, passed = huge.read(types=["another"], after=marks[-1])
-        found += more
-        marks += passed
-    assert found == wanted
-    assert marks == [0, *(huge.id(number * STEP) for number in (4, 5))]
-
-
-def test_transactions_that_still_run_are_not_looked_for(explained: Explained) -> None:
-    connection = explained.connection
-    with connection.transaction(force_rollback=True):
-        [(xid,)] = connection.execute("select pg_current_xact_id()::text::bigint").fetchall()
-        running = f"{xid}:{xid + 1}:{xid}"
-        assert read(explained, "read_late", a=running, a_next=xid + 1, b=running) == []
-        assert explained.relations() <= {"meta"}  # which has the ceiling of payloads
-        above, still = f"{xid}:{xid}:", f"{xid}:{xid + 500}:{xid}"
-        assert read(explained, "read_late", a=above, a_next=xid + 500, b=still) == []
-        assert sum(node.scanned for node in explained.scans("event_", "past_", of="with recursive found")) == 0
-
-
 LOG_AND_ROWS = ("event%", "past%", "delivery")
 
 
@@ -262,8 +161,6 @@ def claim(explained: Explained, **changes: Any) -> list[tuple[Any, ...]]:
 
 
 WAITING, HEADS, HELD, LOCKED = "d.state = 'waiting'", "recursive held", "unnest(keys) k (key)", "l.due_at <= now()"
-FOLLOWERS, BEFORE = "cardinality(waiting || held)\n", "array_agg(l.id)"
-CLAIMED, COPIED = "set owner = owner_id", "insert into outbox.delivery"
 
 
 def test_due_rows_are_found_by_the_time_they_are_due(explained: Explained) -> None:
@@ -371,26 +268,3 @@ WITH_ROWS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
 }
 NO_ROWS = {"settle": settlement([])}
 """While the log is empty nothing can be settled as a row."""
-
-
-# Of the rows that are due 167 are the first of their key; with followers others come with them, at more looks a row.
-@pytest.mark.parametrize(
-    ("statement", "changes", "returned", "looks"),
-    [
-        ("claim_rows", {}, 167, 8),
-        ("claim_rows", {"with_followers": True}, 200, 12),
-        ("settle", {}, 1, 8),
-        ("delete_rows", {}, 200, 8),
-        ("update_rows", {}, 200, 8),
-    ],
-)
-def test_plans_made_before_the_first_row_look_at_no_more_rows(
-    early: Early, statement: str, changes: dict[str, Any], returned: int, looks: int
-) -> None:
-    ids = list(range(1, 201))
-    early.connection.execute("update outbox.delivery set lease = %s where id = any(%s)", (OWNER, ids))
-    touched, found = early.touched(statement, **{**WITH_ROWS[statement](ids), **changes})
-    assert found == returned
-    # To servers before 17 a look for each id seems dearer than one through a table that they believe to be small.
-    through = 0 if early.connection.info.server_version >= 170000 else PLANNED_EMPTY // 2
-    assert len(ids) <= touched <= looks * len(ids) + through

@@ -17,7 +17,6 @@ from tests.support.deliveries import delivered, emit, has
 from tests.support.ledger import Ledger
 from tests.support.memory_sink import BOTH, Late, MemorySink, fails
 from tests.support.relay_harness import running, spec
-from tests.support.replays import start
 from tests.support.sink_actions import register
 from tests.support.wait import until
 
@@ -53,18 +52,6 @@ def test_an_open_circuit_probes_when_a_person_asks(database: Database, *, keeps_
     assert query(database, AUDIT) == asked
 
 
-@pytest.mark.parametrize(
-    ("state", "obstacle"), [("select", "closed"), (f"{OPEN}, paused = true", "paused")], ids=["closed", "paused"]
-)
-def test_without_an_open_circuit_there_is_nothing_to_probe(books: Ledger, state: str, obstacle: str) -> None:
-    books.do(state)
-    before = books.query(AUDIT)
-    assert sinks.probe_obstacle(books.store, "s") == obstacle
-    assert sinks.probe(books.store, "s", actor="anna") == obstacle
-    assert books.query("select probes from outbox.sink") == [(0,)]
-    assert books.query(AUDIT) == before
-
-
 def test_a_request_is_counted_and_a_wrong_one_is_refused(books: Ledger) -> None:
     books.do(OPEN)
     assert sinks.probe_obstacle(books.store, "s") is None
@@ -76,14 +63,6 @@ def test_a_request_is_counted_and_a_wrong_one_is_refused(books: Ledger) -> None:
     with pytest.raises(ConfigurationError, match="reason must have at most 2000 bytes"):
         sinks.probe(books.store, "s", actor="anna", reason="é" * 1001)
     assert books.query("select probes from outbox.sink") == [(1,)]
-
-
-def test_a_replay_is_asked_with_its_target(books: Ledger) -> None:
-    books.emit("a")
-    books.catch_up("s")
-    number = start(books.database, since="PT3600S")
-    books.do("update outbox.sink set probes = 3")
-    assert {row.name: row.probes for row in books.store.sinks(["s", f"~{number}"])} == {"s": 3, f"~{number}": 3}
 
 
 def test_the_command_says_what_it_did(database: Database) -> None:

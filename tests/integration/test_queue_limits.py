@@ -15,23 +15,20 @@ from outbox_relay import outbox
 from outbox_relay.domain.circuit import CircuitPolicy
 from outbox_relay.domain.errors import DatabaseUnavailable
 from outbox_relay.domain.event import StoredEvent
-from outbox_relay.domain.outcomes import DELIVERED, Failed, Verdict
+from outbox_relay.domain.outcomes import DELIVERED, Verdict
 from outbox_relay.domain.retry import RetryPolicy
-from outbox_relay.domain.sink_limits import SinkLimits, spread_of
-from outbox_relay.domain.sink_spec import SinkSpec
+from outbox_relay.domain.sink_limits import spread_of
 from outbox_relay.relay.keeper import Keeper
+from outbox_relay.relay.sink_spec import SinkSpec
 from outbox_relay.service.sinks import ServedSinks
 from outbox_relay.service.supervisor import Supervisor
 from tests.support.database import Database, query
 from tests.support.deliveries import has
 from tests.support.memory_sink import MemorySink
 from tests.support.queued import job, queue
-from tests.support.rates import RATE, flow, holds
-from tests.support.receiver import Receiver
-from tests.support.receiver.gauge import Gauge
-from tests.support.relay_harness import CIRCUIT, RETRY, RelayHarness, running, spec
+from tests.support.rates import flow
+from tests.support.relay_harness import CIRCUIT, RETRY, running, spec
 from tests.support.wait import until
-from tests.support.webhook_sink import a_sink
 
 CLAIMS = pytest.mark.parametrize("claim", ["log", "rows"])
 SPREAD = 600.0
@@ -42,7 +39,7 @@ def limited(
     claim: str = "rows", *, retry: RetryPolicy = RETRY, circuit: CircuitPolicy = CIRCUIT, **limits: Any
 ) -> SinkSpec:
     """Return the sink ``s`` with limits."""
-    return spec("s", claim=claim, ordered=False, retry=retry, circuit=circuit, limits=SinkLimits(**limits))
+    return spec("s", claim=claim, order="none", retry=retry, circuit=circuit, **limits)
 
 
 def emit(database: Database, events: int, key: str = "n::text") -> None:
@@ -61,21 +58,6 @@ def types(sink: MemorySink) -> list[str]:
 
 
 # -- the rate ---------------------------------------------------------------------------------------------------------
-
-
-def test_retried_rows_spend_tokens_too(database: Database) -> None:
-    """Goes red when repeats of rows pass the limiter by."""
-
-    def fails(_event: StoredEvent, attempt: int) -> Verdict:
-        return Failed(f"attempt {attempt}")
-
-    emit(database, 40)
-    sink = MemorySink(fails, keeps_order=False)
-    retry = RetryPolicy(attempts=1000, base_seconds=0.01, max_seconds=0.01)
-    circuit = CircuitPolicy(open_after=100_000)
-    with running(database.dsn, (limited(rate_per_second=RATE, retry=retry, circuit=circuit), sink)):
-        flow(lambda: len(sink.attempts), 80)
-        holds(database, lambda: len(sink.attempts))
 
 
 def test_a_rate_keeps_priorities(database: Database) -> None:
@@ -110,32 +92,6 @@ def test_a_sink_at_its_limit_stops_no_other_and_keeps_no_lease(database: Databas
 
 
 # -- requests in flight -----------------------------------------------------------------------------------------------
-
-
-def test_relays_that_claim_rows_never_have_more_in_flight_together(database: Database) -> None:
-    """Goes red when each relay has the total, or its share before the owner of its shards sends less."""
-    gauge = Gauge()
-    emit(database, 400)
-    with Receiver(gauge.answer) as receiver:
-        first, second = (
-            RelayHarness(
-                database.dsn,
-                [(limited(max_in_flight_total=5), a_sink(receiver.url, timeout_seconds=1.0))],
-                lease_seconds=3.0,
-            )
-            for _ in range(2)
-        )
-        first.start()
-        flow(lambda: len(receiver.requests), 40)
-        assert gauge.most == 5
-        second.start()
-        until(lambda: second.store.calls["delete_rows"] > 3, seconds=30, what="the second one delivers, too")
-        flow(lambda: len(receiver.requests), len(receiver.requests) + 40)
-        first.stop()
-        has(database, "select where not exists (select from outbox.delivery)", seconds=60)
-        second.stop()
-        assert gauge.most == 5
-        assert len({request.uid for request in receiver.requests}) == len(receiver.requests) == 400
 
 
 def test_slots_of_a_session_that_fails_are_free_again(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ import pytest
 from outbox_relay import admin, outbox
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Verdict
-from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.relay import queue_reader
+from outbox_relay.relay.sink_spec import SinkSpec
 from tests.support.database import Database, end_connections, query
 from tests.support.deliveries import delivered, emit, has, ids
 from tests.support.memory_sink import BOTH, Gate, MemorySink
@@ -26,7 +26,7 @@ ROWS = "select count(*) from outbox.delivery"
 
 def queued(**changes: Any) -> SinkSpec:
     """Return the sink ``s`` with ``claim = "rows"``."""
-    return spec("s", claim="rows", ordered=False, **changes)
+    return spec("s", claim="rows", order="none", **changes)
 
 
 def got(sinks: Collection[MemorySink], wanted: Collection[int]) -> None:
@@ -134,7 +134,7 @@ def test_rows_in_hand_are_given_back_when_a_session_ends(database: Database) -> 
         got([sink], wanted)
 
 
-def test_no_more_rows_are_made_than_rows_max_and_then_all_come(database: Database) -> None:
+def test_no_more_rows_are_made_than_pending_max_and_then_all_come(database: Database) -> None:
     free = Gate()
 
     async def waits(_event: StoredEvent, _attempt: int) -> Verdict:
@@ -142,10 +142,10 @@ def test_no_more_rows_are_made_than_rows_max_and_then_all_come(database: Databas
         return DELIVERED
 
     sink = MemorySink(waits, keeps_order=False)
-    with running(database.dsn, (queued(rows_max=50), sink)) as relay:
+    with running(database.dsn, (queued(pending_max=50), sink)) as relay:
         relay.owns_all()
         first = emit(database, [None] * 60)
-        has(database, "select from outbox.sink where last_error like '50 events wait as rows%%(rows_max)%%'")
+        has(database, "select from outbox.sink where last_error like '50 events wait as rows%%(pending_max)%%'")
         later = emit(database, [None] * 60)
         assert query(database, ROWS) == [(60,)]  # a window is not cut
         free.set()

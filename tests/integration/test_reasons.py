@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from typing import Any
 
 import pytest
 
-from outbox_relay.cli.confirmation import actor
+from outbox_relay.cli.command import by
 from tests.support.command import Ended, inside
 from tests.support.database import Database, query
 from tests.support.days import fill_days, keep
@@ -70,7 +71,11 @@ def test_every_action_records_who_did_it_and_why(filled: Database) -> None:
         ended = ask(filled, *command, "--reason", REASON)
         assert (ended.code, ended.err.count("--reason")) == (0, 0), (action, ended)
         found = newest(filled)
-        assert (found["action"], found["actor"], found["reason"]) == (action, actor(), REASON)
+        assert (found["action"], found["actor"], found["reason"]) == (
+            action,
+            by(Namespace(reason=REASON))["actor"],
+            REASON,
+        )
         assert found["role"] == role
     assert ask(filled, "audit").out.count(REASON) == len(ACTIONS)
 

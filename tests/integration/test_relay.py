@@ -8,30 +8,15 @@ from collections.abc import Sequence
 import pytest
 
 from outbox_relay import outbox
-from outbox_relay.domain.circuit import CircuitPolicy
-from outbox_relay.domain.event import SHARDS, StoredEvent
-from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Unavailable, Verdict
-from outbox_relay.domain.retry import RetryPolicy
+from outbox_relay.domain.event import StoredEvent
+from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Verdict
 from outbox_relay.relay.dispatch import BATCH_ROWS
 from outbox_relay.relay.log_reader import CHUNK_EVENTS
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit, has, ids, in_order
-from tests.support.ledger import ledger
 from tests.support.memory_sink import BOTH, Gate, Late, MemorySink, fails
 from tests.support.relay_harness import RelayHarness, running, spec
 from tests.support.wait import until
-
-
-@BOTH
-def test_everything_is_delivered_once_and_in_order_per_key(database: Database, keeps_order: bool) -> None:
-    sink = MemorySink(keeps_order=keeps_order)
-    with running(database.dsn, (spec("s"), sink)) as harness:
-        wanted = emit(database, [f"k{n % 7}" for n in range(3000)] + [None] * 50)
-        delivered(sink, wanted)
-        harness.settled()
-    assert sorted(ids(sink)) == wanted
-    assert in_order(sink.delivered)
-    assert query(database, "select count(*) from outbox.delivery") == [(0,)]
 
 
 class Answering(MemorySink):
@@ -46,26 +31,6 @@ class Answering(MemorySink):
         self.sizes.append(len(batch))
         await self.told.wait()
         return await super().deliver(batch, until, attempt)
-
-
-def test_what_comes_while_a_call_waits_for_others_is_read_together(database: Database) -> None:
-    """Two calls are under way and one waits: until it is sent no window is begun, and then one takes all there is."""
-    sink = Answering()
-    with running(database.dsn, (spec("s"), sink)) as harness:
-        harness.owns_all()
-        wanted: list[int] = []
-        for number in range(1, 4):
-            wanted += emit(database, ["k"])
-
-            def read(number: int = number) -> bool:
-                return harness.loops[0].in_hand == number
-
-            until(read, seconds=20, what=f"{number} events are in hand")
-        for _ in range(10):
-            wanted += emit(database, ["k"])
-        sink.told.set()
-        delivered(sink, wanted)
-    assert sink.sizes == [1, 1, 1, 10]
 
 
 @BOTH
@@ -83,51 +48,6 @@ def test_followers_of_a_failing_key_are_held_and_come_after_it(database: Databas
     assert len(ids(sink)) == len(set(ids(sink)))
     assert in_order(sink.delivered)
     assert query(database, "select count(*) from outbox.delivery") == [(0,)]
-
-
-def test_followers_in_later_batches_are_held_too(database: Database) -> None:
-    """A key becomes blocked while batches with its later events wait to be sent."""
-    late = Late()
-    sink = MemorySink(late)
-    sink.max_batch = 5
-    wanted = emit(database, [f"k{n % 4}" for n in range(100)])
-    late.script = fails(2, [wanted[2], wanted[41]])
-    with running(database.dsn, (spec("s"), sink)) as harness:
-        delivered(sink, wanted)
-        harness.settled()
-    assert ids(sink).count(wanted[2]) == 1
-    assert in_order(sink.delivered)
-
-
-def test_held_rows_of_one_key_are_delivered_many_at_a_time(database: Database) -> None:
-    """Else a key with more events a second than claims can be made never gets out of its rows."""
-    late = Late()
-    sink = MemorySink(late)
-    wanted = emit(database, ["hot"] * 2000)
-    late.script = fails(1, wanted[::400])
-    with running(database.dsn, (spec("s"), sink)) as harness:
-        delivered(sink, wanted)
-        harness.settled()
-    assert ids(sink) == wanted
-    assert harness.store.calls["delete_rows"] + harness.store.calls["update_rows"] <= 50
-
-
-def test_what_is_claimed_with_a_row_that_is_refused_stays_behind_it_untouched(database: Database) -> None:
-    late = Late()
-    sink = MemorySink(late, holds=True)
-    wanted = emit(database, ["a"] * 6)
-    first = fails(1, wanted[:1])
-
-    def script(event: StoredEvent, attempt: int) -> Verdict:
-        return Refused("never") if event.id == wanted[3] else first(event, attempt)
-
-    late.script = script
-    with running(database.dsn, (spec("s", hold=True), sink)):
-        has(database, "select 1 from outbox.delivery where state = 'dead'")
-        has(database, "select 1 from outbox.delivery where lease is null having count(*) = 3")
-    assert ids(sink) == wanted[:3]
-    rows = query(database, "select id, state, attempts, claims, last_error from outbox.delivery order by id")
-    assert rows == [(wanted[3], "dead", 1, 0, "never"), *((i, "held", 0, 0, None) for i in wanted[4:])]
 
 
 def test_rows_of_a_session_that_ends_are_claimed_again_at_once_and_no_claim_counts(database: Database) -> None:
@@ -155,26 +75,6 @@ def test_rows_of_a_session_that_ends_are_claimed_again_at_once_and_no_claim_coun
 
 
 @BOTH
-def test_other_keys_flow_while_one_fails(database: Database, keeps_order: bool) -> None:
-    def script(event: StoredEvent, _attempt: int) -> Verdict:
-        return Failed("never", 500) if event.key == "bad" else DELIVERED
-
-    sink = MemorySink(script, keeps_order=keeps_order)
-    slow_retry = RetryPolicy(attempts=50, base_seconds=3600)
-    with running(database.dsn, (spec("s", retry=slow_retry), sink)):
-        emit(database, ["bad", *(f"k{n}" for n in range(50)), "bad", "bad"])
-        rows = has(database, "select 1 from outbox.delivery having count(*) = 3")
-        good = emit(database, [f"k{n}" for n in range(50)])
-        delivered(sink, good)
-    assert rows
-    assert query(database, "select state, attempts from outbox.delivery order by id") == [
-        ("waiting", 1),
-        ("held", 0),
-        ("held", 0),
-    ]
-
-
-@BOTH
 def test_a_refused_event_is_dead_with_its_reason_and_its_neighbours_are_delivered(
     database: Database, keeps_order: bool
 ) -> None:
@@ -191,16 +91,6 @@ def test_a_refused_event_is_dead_with_its_reason_and_its_neighbours_are_delivere
 
 
 @BOTH
-def test_an_event_is_dead_after_its_attempts(database: Database, keeps_order: bool) -> None:
-    sink = MemorySink(fails(99), keeps_order=keeps_order)
-    circuit = CircuitPolicy(open_after=1000, probe_seconds=0.05)
-    with running(database.dsn, (spec("s", circuit=circuit), sink)):
-        [wanted] = emit(database, ["a"])
-        rows = has(database, "select id, attempts, last_error from outbox.delivery where state = 'dead'")
-    assert rows == [(wanted, 5, "not now")]
-
-
-@BOTH
 def test_hold_keeps_followers_behind_a_dead_letter_and_skip_lets_them_go(database: Database, keeps_order: bool) -> None:
     late = Late()
     hold, skip = MemorySink(late, keeps_order=keeps_order), MemorySink(late, keeps_order=keeps_order)
@@ -214,31 +104,6 @@ def test_hold_keeps_followers_behind_a_dead_letter_and_skip_lets_them_go(databas
         held = has(database, "select sink, id from outbox.delivery where state = 'held'")
     assert held == [("hold", behind[0])]
     assert behind[0] not in ids(hold)
-
-
-@BOTH
-def test_a_destination_that_is_down_costs_no_attempt_and_no_row(database: Database, keeps_order: bool) -> None:
-    down = True
-
-    def script(_event: StoredEvent, _attempt: int) -> Verdict:
-        return Unavailable("down for tests") if down else DELIVERED
-
-    sink = MemorySink(script, keeps_order=keeps_order)
-    circuit = CircuitPolicy(open_after=1, probe_seconds=0.05, probe_max_seconds=0.1)
-    with running(database.dsn, (spec("s", circuit=circuit), sink)) as harness:
-        wanted = emit(database, [f"k{n % 5}" for n in range(200)])
-        has(database, "select 1 from outbox.sink where circuit <> 'closed' and last_error = 'down for tests'")
-        written = harness.store.calls["settle"]
-        asked = len(sink.attempts)
-        until(lambda: len(sink.attempts) > asked + 3, seconds=10, what="probes are sent")
-        assert harness.store.calls["settle"] == written
-        assert query(database, "select count(*) from outbox.delivery") == [(0,)]
-        down = False
-        delivered(sink, wanted)
-        harness.settled()
-        has(database, "select 1 from outbox.sink where circuit = 'closed'")
-    assert in_order(sink.delivered)
-    assert len(ids(sink)) == len(wanted)
 
 
 def due_row(database: Database) -> None:
@@ -327,21 +192,6 @@ def test_nothing_is_read_and_nothing_is_written_while_nothing_is_new(database: D
     assert after["settle"] <= before["settle"] + 1
 
 
-def test_shards_at_the_same_position_are_read_with_one_call(database: Database) -> None:
-    sink = MemorySink()
-    with running(database.dsn, (spec("s"), sink)) as harness:
-        harness.owns_all()
-        delivered(sink, emit(database, [f"k{n}" for n in range(500)]))
-        harness.settled()
-        assert len(harness.groups[0]) == 1
-        before = harness.store.calls["read_small"]
-        wanted = emit(database, [f"k{n}" for n in range(500)])
-        delivered(sink, wanted)
-        calls = harness.store.calls["read_small"] - before
-    assert len({event.shard for event in sink.delivered}) == SHARDS
-    assert calls <= 5
-
-
 def test_the_events_of_a_large_transaction_that_commits_late_are_found_once(database: Database) -> None:
     """Each read finds a bounded number of them by xid: goes red when most reads bring nothing."""
     sink = MemorySink()
@@ -363,29 +213,12 @@ def test_the_events_of_a_large_transaction_that_commits_late_are_found_once(data
 
 def test_only_routed_types_are_read(database: Database) -> None:
     sink = MemorySink()
-    with running(database.dsn, (spec("s", patterns=("order.*",), types=("order.%",)), sink)) as harness:
+    with running(database.dsn, (spec("s", patterns=("order.*",)), sink)) as harness:
         with database.connect() as connection:
             connection.execute("select outbox.emit('payment.done', '1'), outbox.emit('order.made', '2')")
         until(lambda: len(sink.delivered) == 1, seconds=10, what="one event")
         harness.settled()
     assert [(event.type, json.loads(event.payload)) for event in sink.delivered] == [("order.made", 2)]
-
-
-def test_what_may_have_killed_its_owners_is_claimed_in_turn_with_the_others(database: Database) -> None:
-    """Alone, but without waiting until nothing else is left: behind it wait the later events of its key."""
-    sink = MemorySink()
-    sink.max_batch, sink.max_in_flight = 10, 1
-    with ledger(database) as hand:
-        events = hand.emit(*(f"k{n}" for n in range(40)))
-        hand.register(("s", ["*"], "now"))
-        hand.own("s")
-        hand.park("s", *(hand.row(event, claims=3 if n >= 37 else 0) for n, event in enumerate(events)))
-        hand.store.release_shards("s", hand.relay, hand.epochs["s"])
-    with running(database.dsn, (spec("s"), sink)) as harness:
-        harness.settled()
-    suspects = [n for n, event in enumerate(sink.delivered) if event.id in events[37:]]
-    assert suspects == [0, 11, 22]
-    assert len(sink.delivered) == 40
 
 
 @pytest.mark.fence("an event kills the process that delivers it")

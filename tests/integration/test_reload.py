@@ -11,7 +11,7 @@ import pytest
 
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Unavailable, Verdict
-from outbox_relay.domain.sink_spec import SinkSpec
+from outbox_relay.relay.sink_spec import SinkSpec
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit, has
 from tests.support.memory_sink import MemorySink
@@ -59,8 +59,8 @@ def test_a_reload_waits_for_a_request_that_became_a_row(database: Database) -> N
     """Goes red when the loop ends once its shards are released, whatever is under way."""
     script = Slow()
     sink, following = MemorySink(script, keeps_order=False), MemorySink(keeps_order=False)
-    older = spec("s", patterns=("test.*",), types=("test.%",), park_after_seconds=0.05)
-    newer = replace(older, patterns=("test.*", "other.*"), types=("test.%", "other.%"))
+    older = spec("s", patterns=("test.*",), park_after_seconds=0.05)
+    newer = replace(older, patterns=("test.*", "other.*"))
     with running(database.dsn, (older, sink)) as harness:
         harness.owns_all()
         [slow] = emit(database, ["a"])
@@ -85,8 +85,8 @@ def test_shards_that_are_given_up_while_the_destination_is_down_wait_for_a_reque
     """Goes red when only the requests that are not rows yet are waited for."""
     script = Slow()
     sink, following = MemorySink(script, keeps_order=False), MemorySink(keeps_order=False)
-    older = spec("s", patterns=("test.*",), types=("test.%",), park_after_seconds=0.05)
-    newer = replace(older, patterns=("*",), types=None)
+    older = spec("s", patterns=("test.*",), park_after_seconds=0.05)
+    newer = replace(older, patterns=("*",))
     with running(database.dsn, (older, sink), expects={"handed_over"}) as harness:
         harness.owns_all()
         [slow] = emit(database, ["a"])

@@ -154,18 +154,18 @@ def test_everything_but_the_process_is_applied_and_a_wrong_file_changes_nothing(
         assert arrives(receiver, "b.one").header("x-tenant") == "one"
 
         for file, content, named in (
-            (tmp_path / "secrets", new, ["sinks.crm.secrets_file"]),
+            (tmp_path / "secrets", new, ["sinks.crm.secrets[0].secret"]),
             (tenant, "two", ["sinks.crm.headers.x-tenant"]),
             (tenant, "two", []),
         ):
             file.write_text(content)
             assert reloaded(relay)["applied"] == named
         (tmp_path / "secrets").write_text("nonsense")
-        assert "secrets: line 1: " in reloaded(relay, event=REFUSED)["reason"]
+        assert "secrets[0]: " in reloaded(relay, event=REFUSED)["reason"]
         assert relay.ask("/readyz")[1]["config_last_reload_successful"] is False
         until(lambda: _refusals(database) == 1, seconds=20, what="doctor names it")
-        (tmp_path / "secrets").write_text(f"{new}\n{SECRET}")
-        assert reloaded(relay)["applied"] == ["sinks.crm.secrets_file"]
+        (tmp_path / "secrets").write_text(SECRET)
+        assert reloaded(relay)["applied"] == ["sinks.crm.secrets[0].secret"]
         until(lambda: _refusals(database) == 0, seconds=20, what="doctor names it no more")
 
         limits = ("[sinks.crm]", '[sinks.crm]\norder = "none"\nmax_in_flight = 3\ntimeout_seconds = 7')

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
-import signal
 import socket
 import struct
 import threading
@@ -12,7 +9,6 @@ from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from outbox_relay.postgres.migrations import migrate, rebase
@@ -20,13 +16,10 @@ from tests.support.command import Ended, inside, outbox_relay
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit
 from tests.support.memory_sink import MemorySink
-from tests.support.postgres import PostgresServer
 from tests.support.receiver import Receiver
 from tests.support.relay_config import webhook_config
-from tests.support.relay_harness import LOST, running, spec
-from tests.support.wait import until
+from tests.support.relay_harness import running, spec
 
-SOURCES = Path(__file__).parents[2]
 CONTROL = (
     "out pg_control_version integer, out catalog_version_no integer, out system_identifier bigint, "
     "out pg_control_last_modified timestamptz"
@@ -42,7 +35,6 @@ REFUSED = {
 """Signature → the head of the function that takes its place: what Aurora, Azure and servers in FIPS mode refuse."""
 CODES = ["XX000", "0A000"]
 """OpenSSL without MD5; "not supported"."""
-ASKED = re.compile(r"\b(?:md5|pg_current_wal\w*|pg_walfile\w*|pg_control_\w+|pg_stat_wal|pg_stat_get_wal)\b\s*\(?")
 OPTIONS_REFUSED = [
     "unsupported startup parameter: options",
     'unsupported startup parameter in options: "jit"',
@@ -113,59 +105,6 @@ def test_everything_works_where_the_server_refuses(
     rebase(database.dsn)
     relayed(database)
     assert cluster(database) is None, "what is not told is not known"
-
-
-@pytest.mark.parametrize("crash", [False, True], ids=["restart", "crash of a backend"])
-def test_another_incarnation_is_noticed_where_the_server_refuses(own_postgres: PostgresServer, *, crash: bool) -> None:
-    """A pooler may hide both: the session notices by what is left, the start time and the mark."""
-    own_postgres.create_database("shop")
-    database = Database(own_postgres, "shop")
-    refuse(database, "55000")
-    migrate(database.dsn)
-    sink = MemorySink()
-    with running(database.dsn, (spec("s"), sink), expects=LOST) as harness:
-        harness.owns_all()
-        delivered(sink, emit(database, ["a", "b"]))
-        [(before,)] = query(database, INCARNATION)
-        if crash:
-            [(pid,)] = query(database, "select pg_backend_pid()")
-            os.kill(pid, signal.SIGKILL)
-        else:
-            own_postgres.restart("immediate")
-        until(lambda: answers(database), seconds=30, what="the server is up")
-        delivered(sink, emit(database, ["a", "b"]))
-        assert harness.ended, "the session has begun again"
-        assert query(database, INCARNATION) != [(before,)]
-        harness.settled()
-
-
-INCARNATION = "select outbox_internal.incarnation()"
-
-
-def answers(database: Database) -> bool:
-    """Return True if the server takes connections."""
-    try:
-        return query(database, "select 1") == [(1,)]
-    except psycopg.OperationalError:
-        return False
-
-
-def test_only_the_guarded_function_asks_what_may_be_refused() -> None:
-    """A parsed body, and what is compiled into a plan, is not seen by the tests that replace the functions."""
-    found = {
-        (file.relative_to(SOURCES).as_posix(), match.group())
-        for folder in ("schema", "outbox_relay")
-        for file in (SOURCES / folder).rglob("*")
-        if file.suffix in (".sql", ".py") and "workbench" not in file.parts
-        for match in ASKED.finditer(re.sub(r"--.*", "", file.read_text(encoding="utf-8")))
-    }
-    assert found == {
-        ("schema/functions/00_expressions.sql", "pg_control_system("),
-        (
-            "outbox_relay/postgres/sql/doctor_slots.sql",
-            "pg_current_wal_lsn(",
-        ),  # asked if there is a slot, which needs it
-    }
 
 
 # -- RDS Proxy ------------------------------------------------------------------------------------------------------

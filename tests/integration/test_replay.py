@@ -68,7 +68,7 @@ def test_only_events_that_every_part_of_the_filter_matches_are_delivered(databas
     with database.connect() as connection:
         for kind, key in events:
             connection.execute("select outbox.emit_raw(%s, '1', key => %s)", (kind, key))
-    routed = spec("s", patterns=("order.*", "other"), types=("order.%", "other"))
+    routed = spec("s", patterns=("order.*", "other"))
     with running(database.dsn, (routed, sink), replay_client=clients):
         delivered(sink, [1, 2, 4, 5])
         passed(database)
@@ -125,7 +125,7 @@ def test_an_event_with_a_row_or_a_mark_is_passed_by_and_counted(database: Databa
 
 def test_to_another_sink_goes_everything_that_matches(database: Database) -> None:
     first, second, clients = MemorySink(), MemorySink(), Clients()
-    other = spec("t", patterns=("none",), types=("none",))
+    other = spec("t", patterns=("none",))
     with running(database.dsn, (spec("s"), first), (other, second), replay_client=clients):
         wanted = replayed(database, first, KEYS[:6])
         call(database, PARKED, "waiting", wanted[0])

@@ -13,7 +13,7 @@ from tests.support.kafka import KafkaBroker
 from tests.support.receiver import Receiver
 from tests.support.relay_config import kafka_and_webhook_config
 from tests.support.service import RelayService
-from tests.support.sink_actions import register, seek
+from tests.support.sink_actions import register
 from tests.support.wait import until
 
 EVENTS = 3000
@@ -142,40 +142,6 @@ def test_the_commands_say_what_they_did(database: Database) -> None:
     paused = command(database, "start", "--sink", "crm", *there, "--yes")
     assert (paused.code, paused.err) == (0, "sink idle is paused: the replay waits until it is resumed\n")
     assert show(database, "2")["waits_for"] == "sink idle is paused"
-
-
-def test_a_replay_is_no_sink_of_status(database: Database) -> None:
-    """Goes red when the events or the rows of a replay count as those of a sink."""
-    emit(database, 3)
-    for sink in ("crm", "idle"):
-        register(database, sink)
-        seek(database, sink, "now")
-    assert command(database, "start", "--sink", "crm", "--since", "1h", "--to", "idle", "--yes").out == "1\n"
-    query(
-        database,
-        "insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, content_type, created_at) "
-        "select '~1', id, shard, 'waiting', true, now(), uid, type, 'application/json', created_at - interval '1 hour' "
-        "from outbox.event order by id limit 1 returning 1",
-    )
-    ended = inside("status", "--json", "--max-oldest", "1", "--dsn", database.dsn)
-    assert (ended.code, ended.err) == (0, "")
-    found = ended.json
-    counted = {name: (sink["backlog"], sink["waiting"]) for name, sink in found["sinks"].items()}
-    assert counted == {"crm": (0, 0), "idle": (0, 0)}
-    assert [(each["id"], each["waiting"]) for each in found["replays"]] == [(1, 0)], "no position has passed the row"
-    assert {row[0] for row in query(database, "select sink from outbox_internal.figures_of_sinks()")} == {"crm", "idle"}
-
-
-def test_a_named_event_whose_route_is_gone_is_explained(database: Database) -> None:
-    register(database, "crm")
-    [uid] = emit(database, 1)
-    query(database, "update outbox.sink set patterns = '{payment.*}' returning 1")
-    ended = command(database, "start", "--sink", "crm", "--uid", uid, "--json")
-    assert (ended.code, ended.json) == (0, {"id": None, "matched": 0, "exact": True})
-    assert ended.err.splitlines() == [
-        "sink crm has no route for order.created: a replay delivers only events that the sink's routes match",
-        "no event that the sink has passed matches: no replay was started",
-    ]
 
 
 def test_wrong_input_is_refused_with_the_fix(database: Database) -> None:

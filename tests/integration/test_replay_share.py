@@ -53,29 +53,6 @@ class Destination:
 
 
 @pytest.mark.slow
-def test_a_replay_takes_a_quarter_of_the_requests(database: Database) -> None:
-    """Goes red when a replay gets all slots, or when two replays get a quarter each."""
-    destination = Destination()
-    sink, clients = destination.sink(), destination.clients()
-    with running(database.dsn, (spec("s"), sink), replay_client=clients):
-        delivered(sink, emit(database, KEYS))
-        has(database, PASSED)
-        ended(database, start(database, since="PT1H"))
-        assert destination.most == SLOTS // 4
-        destination.most = 0
-        with database.connect() as connection:
-            connection.execute("update outbox.sink set paused = true")
-        has(database, "select from outbox.shard where sink = 's' and owner is not null having count(*) = 0")
-        both = [start(database, since="PT1H") for _ in range(2)]
-        with database.connect() as connection:
-            connection.execute("update outbox.sink set paused = false")
-        for number in both:
-            ended(database, number)
-    assert destination.most <= SLOTS // 4
-    assert [slots for number, slots, _ in clients.made if number == 1] == [SLOTS // 4]
-
-
-@pytest.mark.slow
 def test_failures_of_a_replay_do_not_open_the_circuit_of_its_sink(database: Database) -> None:
     """Goes red when a replay reports its circuit under the name of the sink, or shares its breaker."""
     destination = Destination()

@@ -8,7 +8,7 @@ import pytest
 
 from outbox_relay.domain.errors import DatabaseUnusable
 from outbox_relay.postgres.migrations import migrate
-from tests.support.database import Database, query
+from tests.support.database import Database
 from tests.support.deliveries import delivered, emit
 from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import CountingStore, running, spec
@@ -38,26 +38,6 @@ def test_a_relay_refuses_sessions_without_triggers_and_names_the_setting(databas
             store.open()
     finally:
         store.close()
-
-
-def test_migrate_mends_the_default_of_a_relays_role(database: Database, relay: str) -> None:
-    run(database, REPLICA.format(relay, database.name))
-    [note] = migrate(database.dsn, role_settings=True).notes
-    assert "session_replication_role = 'replica'" in note
-    _delivers(database, relay)
-    assert migrate(database.dsn).notes == ()
-
-
-def test_triggers_fire_in_the_sessions_of_a_superuser_with_such_a_default(database: Database) -> None:
-    run(database, f"alter database {database.name} set session_replication_role = replica")
-    _delivers(database, "postgres")
-    store = CountingStore(database.dsn)
-    store.open()
-    store.pause_sink("s", "no use")
-    store.close()
-    # A trigger records it, and nothing else does.
-    assert query(database, "select action from outbox.audit where sink = 's'") == [("pause",)]
-    run(database, f"alter database {database.name} reset session_replication_role")
 
 
 @pytest.mark.slow

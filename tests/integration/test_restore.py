@@ -7,7 +7,6 @@ from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +17,6 @@ from tests.support.database import Database
 from tests.support.ledger import ledger
 from tests.support.lock_waits import begun, waiting
 from tests.support.memory_sink import MemorySink
-from tests.support.pgbouncer import PgBouncer
 from tests.support.postgres import PostgresServer
 from tests.support.relay_harness import LOST, CountingStore, running, spec
 from tests.support.sink_actions import register
@@ -141,7 +139,9 @@ def test_an_event_that_is_emitted_while_the_log_is_rebased_is_not_lost(database:
         reader.execute("select from outbox.event")
         with begun(database, lambda connection: connection.execute("select outbox.rebase()")) as rebased:
             emitted = pool.submit(lambda: emitter.execute("select outbox.emit('t', '{}')::text").fetchone())
-            until(lambda: waiting(database, f"pid = {emitter.info.backend_pid}"), seconds=30, what="it waits for a lock")
+            until(
+                lambda: waiting(database, f"pid = {emitter.info.backend_pid}"), seconds=30, what="it waits for a lock"
+            )
             reader.commit()
             rebased.result(30)
         row = emitted.result(30)
@@ -215,18 +215,6 @@ def test_events_of_a_sequence_that_was_left_behind_get_new_ids(own_postgres: Pos
 
 
 @pytest.mark.slow
-def test_a_sequence_left_behind_that_has_caught_up_with_the_log_is_found(own_postgres: PostgresServer) -> None:
-    with shop(own_postgres) as old, PostgresServer() as server:
-        before = emit(old, 4)
-        assert relayed(old, before) == before
-        new = dump_and_restore(old, server)
-        do(new, "select setval('outbox.event_id_seq', 1, false)")
-        between = emit(new, 9)
-        rebase(new.dsn)
-        assert set(relayed(new, between)) >= set(between)
-
-
-@pytest.mark.slow
 def test_a_transaction_that_was_late_for_a_position_is_read_after_a_restore(own_postgres: PostgresServer) -> None:
     with shop(own_postgres) as old, PostgresServer() as server:
         burn(old, AHEAD)
@@ -264,43 +252,6 @@ def test_what_was_discarded_is_not_delivered_after_a_restore(own_postgres: Postg
         rebase(new.dsn)
         again = [row[0], seen[0], *seen[2:]]
         assert relayed(new, again) == again, "all but the discarded event is delivered again"
-
-
-@pytest.mark.slow
-def test_marks_of_discarded_events_follow_them_to_new_ids(own_postgres: PostgresServer) -> None:
-    """Copied events look as if this cluster had emitted them if its transaction numbers are ahead."""
-    with shop(own_postgres) as old, PostgresServer() as server:
-        before = emit(old, 6)
-        assert relayed(old, before) == before
-        mark_as_discarded(old, before[2])
-        burn(Database(server, "postgres"), AHEAD)
-        new = dump_and_restore(old, server)
-        do(new, "select setval('outbox.event_id_seq', 4)")
-        rebase(new.dsn)
-        again = [before[0], before[1], before[3]]
-        assert relayed(new, again) == again
-
-
-@pytest.mark.slow
-def test_rebase_of_a_log_that_is_settled_repeats_nothing(own_postgres: PostgresServer) -> None:
-    with shop(own_postgres) as database:
-        before = emit(database, 30)
-        assert relayed(database, before) == before
-        do(database, "update outbox.meta set system_identifier = 7")
-        refused(database)
-        rebase(database.dsn)
-        assert backlog(database) == (0, True)
-        after = emit(database)
-        assert relayed(database, after) == after
-
-
-def test_rebase_names_the_relays_that_run(own_postgres: PostgresServer) -> None:
-    with shop(own_postgres) as database, running(database.dsn, (spec("s"), MemorySink())) as harness:
-        harness.owns_all()
-        with pytest.raises(
-            DatabaseUnusable, match=r"relays are running: harness \(seen \d+ s ago\); stop every relay first"
-        ):
-            rebase(database.dsn)
 
 
 @pytest.mark.thorough
@@ -399,38 +350,6 @@ def test_sinks_whose_registration_a_restore_takes_back_are_registered_again(star
     wanted = {"beginning": [*kept, *before, *kept, *after], "now": [*before, *after]}[start]
     assert {name: [event.uid for event in sink.delivered] for name, sink in sinks.items()} == dict.fromkeys(
         sinks, wanted
-    )
-
-
-@pytest.mark.slow
-def test_sinks_are_registered_again_behind_a_pooler_that_leads_to_an_earlier_state() -> None:
-    """A switchover: no connection of the relay ends. Goes red when only lost connections make it look again."""
-    with (
-        PostgresServer() as server,
-        shop(server) as database,
-        backed_up(server) as restore,
-        PgBouncer(server) as pooler,
-    ):
-        sinks = {name: MemorySink() for name in ("mail", "bill")}
-        specs = [(spec(name), sink) for name, sink in sinks.items()]
-        options: Any = {"pooler": True, "listen": False, "expects": EXPECTED}
-        with running(pooler.dsn("shop"), *specs, **options) as harness:
-            harness.owns_all()
-            before = emit(database)
-            for sink in sinks.values():
-                has_arrived(sink, before)
-            harness.settled()
-            database.close()
-            pooler.pause()
-            restore()
-            pooler.resume()
-            names = "select from outbox.sink where name in ('mail', 'bill')"
-            becomes(lambda: len(database.run(names)) == 2, "both are registered again")
-            after = emit(database)
-            for sink in sinks.values():
-                has_arrived(sink, after)
-    assert {name: [event.uid for event in sink.delivered] for name, sink in sinks.items()} == dict.fromkeys(
-        sinks, before + after
     )
 
 

@@ -10,17 +10,14 @@ from uuid import uuid4
 
 import pytest
 import structlog
+from outbox_relay.settings.retention import RetentionSettings
 from structlog.testing import capture_logs
 
-from outbox_relay.domain.errors import StatementFailed
-from outbox_relay.postgres.retention_statements import DayCheck
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.chores import Chore
 from outbox_relay.relay.retention import Retention
 from outbox_relay.retention.archiver import archiver_for
-from outbox_relay.settings.retention import RetentionSettings
 from tests.support.chores import doing
-from tests.support.command import inside
 from tests.support.database import Database
 from tests.support.days import (
     Connection,
@@ -115,39 +112,6 @@ def left(logs: list[Any]) -> list[tuple[str, str]]:
     return [(line["day"], line["reason"]) for line in logs if line["event"] == "retention.left"]
 
 
-@pytest.mark.usefixtures("owner")
-def test_a_day_whose_check_always_takes_too_long_has_a_line(
-    database: Database, relay: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inner, calls = Store.check_day, 0
-
-    def late(self: Store, day: str, lease: int | None) -> DayCheck:
-        nonlocal calls
-        if day == date_ago(12):
-            calls += 1
-            raise StatementFailed("canceling statement due to statement timeout", "57014")
-        return inner(self, day, lease)
-
-    monkeypatch.setattr(Store, "check_day", late)
-    with capture_logs() as logs, passes(database.dsn_as(relay), RetentionSettings(keep_days=5)):
-        until(lambda: calls >= 5, seconds=SECONDS, what="some checks")
-    assert left(logs) == [(date_ago(12), "canceling statement due to statement timeout")]
-
-
-def test_status_says_that_no_relay_empties_days(database: Database, owner: Connection, relay: str) -> None:
-    with passes(database.dsn_as(relay), RetentionSettings(enabled=False, keep_days=5)):
-
-        def passed() -> bool:
-            return owner.execute("select epoch > 6 from outbox.retention").fetchone() == (True,)
-
-        def says_so() -> bool:  # not while a pass is under way
-            said = (inside("status", "--dsn", database.dsn)).out
-            return "no relay empties days, no pass yet: set [retention] enabled = true, or run" in said
-
-        until(passed, seconds=SECONDS, what="some passes")
-        until(says_so, seconds=SECONDS, what="status says so")
-
-
 def test_a_relay_that_does_no_passes_leaves_them_to_the_command(
     database: Database, owner: Connection, relay: str
 ) -> None:
@@ -163,11 +127,3 @@ def test_a_relay_that_does_no_passes_leaves_them_to_the_command(
         gone(owner, 12, 11)
     assert last is None, "a pass without steps is none"
     assert one(owner, "select outbox.retention_status() ->> 'last_pass'") is not None
-
-
-def test_two_relays_empty_each_day_once(database: Database, owner: Connection, relay: str) -> None:
-    settings = RetentionSettings(keep_days=5)
-    with passes(database.dsn_as(relay), settings), passes(database.dsn_as(relay), settings):
-        gone(owner, 12, 11)
-    assert owner.execute("select count(*), sum(events) from outbox.day").fetchall() == [(2, 6)]
-    assert owner.execute("select count(*) from outbox.audit where action = 'retention'").fetchone() == (2,)

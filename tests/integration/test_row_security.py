@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from outbox_relay.postgres.migrations import migrate
-from tests.support.command import inside
 from tests.support.database import Database
 from tests.support.deliveries import delivered, emit
 from tests.support.memory_sink import MemorySink
@@ -15,18 +12,6 @@ from tests.support.relay_harness import running, spec
 from tests.support.roles import new_role
 from tests.support.wait import until
 
-CONFIG = """
-[database]
-dsn = "{dsn}"
-[sinks.crm]
-type = "webhook"
-url = "http://127.0.0.1:9/hook"
-secrets = ["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"]
-allow_http = true
-allow_networks = ["127.0.0.0/8"]
-[routes]
-"*" = ["crm"]
-"""
 REFUSED = frozenset({"database_refused"})
 
 
@@ -69,20 +54,3 @@ def test_a_relay_refuses_tables_that_a_policy_hides(database: Database, table: s
             until(lambda: bool(harness.ended), seconds=20, what="the relay refuses")
             secure(database, table, enable=False)
             delivered(sink, hidden)
-
-
-def test_check_names_the_tables_and_the_fix(database: Database, tmp_path: Path) -> None:
-    config = tmp_path / "relay.toml"
-    with new_role(database, "relay") as role:
-        granted(database, role)
-        secure(database, "uid", enable=True)
-        config.write_text(CONFIG.format(dsn=database.dsn_as(role)), encoding="utf-8")
-        checked = inside("check", "-c", config, "--online")
-        assert checked.code == 2
-        assert "table outbox.uid: row level security hides its rows from this role" in checked.err + checked.out
-        asked = inside("status", "--dsn", database.dsn_as(role))
-        assert asked.code == 0
-        secure(database, "sink", enable=True)
-        asked = inside("status", "--dsn", database.dsn_as(role))
-        assert asked.code == 2
-        assert "disable row level security" in asked.err

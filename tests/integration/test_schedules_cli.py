@@ -95,15 +95,3 @@ def test_a_relay_fires_a_schedule_of_its_file_and_delivers_it(
         assert request.body == b'{"n": 1}'
         assert dict(request.headers)[SCHEDULED_FOR] == emitted(database)[0]
         assert relay.stop() == 0
-
-
-def test_check_warns_of_a_schedule_without_a_route(database: Database, receiver: Receiver, tmp_path: Path) -> None:
-    path = tmp_path / "relay.toml"
-    path.write_text(webhook_config(database.dsn, receiver, tmp_path) + EVERY_MINUTE.replace("a.due", "b.due"))
-    ended = inside("check", "-c", path)
-    assert ended.code == 0
-    assert "schedules.minutely.type: no route takes the type b.due" in ended.err
-    path.write_text(path.read_text().replace('"* * * * *"', '"* * *"'))
-    ended = inside("check", "-c", path)
-    assert ended.code == 2
-    assert 'schedules.minutely.cron: should have five fields, "MINUTE HOUR DAY MONTH WEEKDAY"' in ended.err

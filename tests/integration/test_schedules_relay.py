@@ -53,19 +53,6 @@ def test_missed_times(database: Database, store: Store, missed: str) -> None:
     )
 
 
-def test_three_thousand_missed_times_are_emitted_once_by_three_relays(database: Database, store: Store) -> None:
-    register(database, schedule(missed="all"))
-    first = minute_of(database) - 3000 * MINUTE
-    put(database, "nightly", first)
-    run_until(store, lambda: query(database, "select from outbox.schedule where next_at > clock_timestamp()"),
-                    "the next time is ahead", *(part(store) for _ in range(3)))  # fmt: skip
-    found = emitted(database)
-    assert found[:3001] == [text_of(first + n * MINUTE) for n in range(3001)]
-    assert len(found) <= 3003
-    transactions = query(database, "select count(distinct xid) from outbox.event")
-    assert (4,) <= transactions[0] <= (6,)
-
-
 def test_a_schedule_that_this_relay_cannot_compute_stops_no_other(database: Database, store: Store) -> None:
     register(
         database,

@@ -116,17 +116,6 @@ def test_a_fault_of_ours_stops_no_other_schedule_and_is_not_quoted(
     assert [line["schedule"] for line in logs if line["event"] == "schedule.failed"] == ["a"]
 
 
-def test_a_schedule_that_failed_is_left_to_other_relays_for_a_while(database: Database, store: Store) -> None:
-    register(database, schedule(timezone=FAR))
-    relay = part(store)
-    for _ in range(3):
-        relay.schedules.look()
-    assert relay.fired("failed") == 1
-    register(database, schedule(timezone="Moon/Rim"))
-    relay.schedules.look()
-    assert relay.fired("failed") == 2, "a changed one is tried at once"
-
-
 @pytest.mark.fence("a relay reports the failure of a time that another one has fired")
 def test_a_reason_is_not_recorded_once_another_relay_has_fired(database: Database, store: Store) -> None:
     generation = register(database, schedule())["nightly"]

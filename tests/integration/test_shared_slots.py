@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from outbox_relay.admin.status import status
-from outbox_relay.domain.sink_limits import SinkLimits
 from tests.support.database import Database, query
 from tests.support.memory_sink import MemorySink
 from tests.support.receiver import Receiver
@@ -38,7 +37,7 @@ def emit(database: Database, events: int) -> None:
 
 def a_relay(database: Database, receiver: Receiver, total: int, claim: str = "log") -> RelayHarness:
     """Return a relay of a sink with so many requests in flight."""
-    sink_spec = spec("s", claim=claim, ordered=claim == "log", limits=SinkLimits(None, total))
+    sink_spec = spec("s", claim=claim, order="key" if claim == "log" else "none", max_in_flight_total=total)
     return RelayHarness(database.dsn, [(sink_spec, a_sink(receiver.url, timeout_seconds=1.0))], **OPTIONS)
 
 

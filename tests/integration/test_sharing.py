@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from outbox_relay.domain.event import SHARDS
-from outbox_relay.domain.sink_spec import SinkSpec
+from outbox_relay.relay.sink_spec import SinkSpec
 from tests.support.database import Database, query
 from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import RelayHarness, spec

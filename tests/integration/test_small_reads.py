@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from outbox_relay.relay.log_reader import CHUNK_EVENTS, SMALL_BYTES
+from outbox_relay.relay.log_reader import SMALL_BYTES
 from tests.support.database import Database, query
 from tests.support.deliveries import dead_letters, delivered, ids, in_order
 from tests.support.memory_sink import MemorySink
@@ -58,27 +58,3 @@ def test_large_events_are_delivered_among_small_ones(database: Database, windows
                 wanted = emit(database, payloads)
                 delivered(sink, wanted)
         everything(database, harness, sink, wanted)
-
-
-def test_small_events_are_read_without_counting_their_bytes(database: Database) -> None:
-    sink = MemorySink()
-    with running(database.dsn, (spec("s"), sink)) as harness:
-        harness.owns_all()
-        before = made(harness)[1]
-        everything(database, harness, sink, emit(database, [b"{}"] * (2 * CHUNK_EVENTS + 1)))
-        assert made(harness)[1] == before
-
-
-def test_headers_count_as_the_database_counts_them(database: Database) -> None:
-    """Goes red if every chunk is read twice, first in vain."""
-    sink = MemorySink()
-    text = """select outbox.emit_raw('t', convert_to(repeat('x', 1900), 'UTF8'),
-                                     headers => jsonb_build_object('h', repeat('y', 150)))
-                from generate_series(1, %s)"""
-    with database.connect() as connection:
-        connection.execute(text, (3 * CHUNK_EVENTS,))
-    with running(database.dsn, (spec("s"), sink)) as harness:
-        harness.owns_all()
-        wanted = [event for (event,) in query(database, "select id from outbox.event order by id")]
-        delivered(sink, wanted, seconds=60)
-        assert sum(made(harness)) <= 5

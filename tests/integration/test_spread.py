@@ -7,9 +7,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from outbox_relay.admin.status import status
-from outbox_relay.domain.event import StoredEvent
-from outbox_relay.domain.outcomes import DELIVERED, Verdict
-from outbox_relay.domain.sink_limits import SinkLimits, spread_of
+from outbox_relay.domain.sink_limits import spread_of
 from tests.support.database import Database, query
 from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import running, spec
@@ -27,7 +25,7 @@ def emit(database: Database, events: int, after: str = "1 hour") -> tuple[list[U
 
 def spread(seconds: float = SPREAD, **values: Any) -> Any:
     """Return the specification of a sink that spreads scheduled events."""
-    return spec("s", limits=SinkLimits(spread_seconds=seconds), **values)
+    return spec("s", spread_seconds=seconds, **values)
 
 
 def due(database: Database, sink: str = "s") -> dict[UUID, datetime]:
@@ -47,7 +45,7 @@ def test_each_sink_spreads_as_it_is_configured_and_the_same_event_always_to_the_
 ) -> None:
     """Goes red when rows that wait for their part of the time count as parked: the sink stops at ten."""
     plain = MemorySink()
-    sinks = [(spread(parked_max=10), MemorySink()), (spec("other"), plain)]
+    sinks = [(spread(pending_max=10), MemorySink()), (spec("other"), plain)]
     with running(database.dsn, *sinks) as harness:
         harness.owns_all()
         uids, at = emit(database, 200, "0.5 seconds")
@@ -63,24 +61,6 @@ def test_each_sink_spreads_as_it_is_configured_and_the_same_event_always_to_the_
         why = query(database, "select outbox.why(%s) -> 'sinks' -> 's' ->> 'due_in_seconds'", last)
         [(wanted,)] = query(database, "select extract(epoch from %s - now())::float", later(last, at))
         assert abs(float(why[0][0]) - wanted) < 5
-
-
-def test_no_event_comes_before_it_is_due_and_all_come(database: Database) -> None:
-    """Goes red when rows are due at the moment for which they were scheduled."""
-    early = list[str]()
-
-    def on_time(event: StoredEvent, _attempt: int) -> Verdict:
-        [(is_due,)] = query(database, "select %s <= clock_timestamp()", later(UUID(event.uid), at, 1.0))
-        if not is_due:
-            early.append(event.uid)
-        return DELIVERED
-
-    uids, at = emit(database, 20, "0.5 seconds")
-    sink = MemorySink(on_time, keeps_order=False)
-    with running(database.dsn, (spread(1.0), sink)):
-        until(lambda: _true(len(sink.delivered) == 20), seconds=30, what="all come")
-    assert early == []
-    assert {event.uid for event in sink.delivered} == set(map(str, uids))
 
 
 def test_why_shows_the_time_in_each_sink_before_it_has_read_the_event(database: Database) -> None:

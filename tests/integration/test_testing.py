@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,9 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from outbox_relay import outbox
 from outbox_relay.contrib import asyncpg as of_asyncpg
 from outbox_relay.contrib import sqlalchemy as of_sqlalchemy
-from outbox_relay.postgres.migrations import migrate
 from outbox_relay.testing import EmittedEvent, OutboxEvents
-from outbox_relay.testing.reading import FIRST_TIME, LAST_TIME
 from tests.support.database import Database, query
 from tests.support.drivers import address, url
-from tests.support.roles import new_role
 
 
 def test_the_open_transaction_of_psycopg_is_seen_and_what_is_rolled_back_is_not(database: Database) -> None:
@@ -75,55 +71,6 @@ def test_a_consumer_runs_on_what_was_emitted(database: Database) -> None:
         seen: list[Any] = []
         assert OutboxEvents(conn).deliver(lambda event: seen.append(event.payload), "a") == 2
         assert seen == [1, 3]
-
-
-async def test_a_consumer_that_would_not_run_is_refused(database: Database) -> None:
-    wrong: Any
-
-    async def handle(event: EmittedEvent) -> None:
-        raise AssertionError(event)
-
-    with database.connect() as conn:
-        outbox.emit(conn, "a", 1)
-        with pytest.raises(TypeError, match="deliver calls plain functions, and handle is asynchronous: use adeliver"):
-            OutboxEvents(conn).deliver(handle)
-    async with await psycopg.AsyncConnection.connect(database.dsn) as asynchronous:
-        await outbox.aemit(asynchronous, "a", 1)
-        wrong = print
-        with pytest.raises(TypeError, match="adeliver awaits its handler, and print is plain"):
-            await OutboxEvents(asynchronous).adeliver(wrong)
-
-
-def test_a_role_that_only_emits_sees_its_own_events_alone(database: Database) -> None:
-    """Those of another transaction, or of another role that it takes, are not shown."""
-    with new_role(database, "emit") as emits, new_role(database, "emit2") as others:
-        migrate(database.dsn, grants={"emit": [emits, others]})
-        with database.connect(user=others) as other, database.connect(user=emits) as conn:
-            outbox.emit(other, "of.another", {})
-            outbox.emit(conn, "own", {"secret": 1})
-            OutboxEvents(conn).assert_emitted("own", payload={"secret": 1})
-            assert [each.type for each in OutboxEvents(conn).emitted()] == ["own"]
-            other.commit()
-            with pytest.raises(psycopg.errors.InsufficientPrivilege), conn.transaction():
-                conn.execute("select payload from outbox.event")
-            with pytest.raises(PermissionError, match="--grant-read ROLE"), OutboxEvents(conn):
-                pass
-        with database.connect(autocommit=True) as owner:
-            owner.execute(f"grant {others} to {emits}".encode())
-        with database.connect(user=emits) as conn:
-            outbox.emit(conn, "own", {})
-            conn.execute(f"set role {others}".encode())
-            outbox.emit(conn, "of.the.other", {})
-            assert [each.type for each in OutboxEvents(conn).emitted()] == ["of.the.other"]
-
-
-def test_events_of_a_restored_log_with_the_same_transaction_id_are_not_shown(database: Database) -> None:
-    """Transaction ids come again in another cluster. Red without the bound by time."""
-    with database.connect() as conn:
-        outbox.emit(conn, "restored", {"secret": 1})
-        conn.execute("update outbox.event set created_at = created_at - interval '1 hour'")
-        outbox.emit(conn, "own", {})
-        assert [each.type for each in OutboxEvents(conn).emitted()] == ["own"]
 
 
 def committed(database: Database) -> list[str]:
@@ -179,25 +126,6 @@ async def test_asking_opens_no_transaction_that_is_in_the_way_of_the_code(databa
     assert committed(database) == ["psycopg", "session", "connection", "async", "async.session"]
 
 
-async def test_a_question_without_an_open_transaction_is_refused_rather_than_answered(database: Database) -> None:
-    """Nothing would be seen, so that a refutation would always hold."""
-    engine, raw = create_engine(url(database, "psycopg")), await asyncpg.connect(**address(database))
-    pool: Any = await asyncpg.create_pool(**address(database), min_size=1, max_size=1)
-    with database.connect(autocommit=True) as autocommit, Session(engine) as session, engine.connect() as connection:
-        for each in (autocommit, session, connection):
-            with pytest.raises(RuntimeError, match="no transaction is open"):
-                OutboxEvents(each).refute_emitted("t")
-        with pytest.raises(RuntimeError, match="no transaction is open"):
-            await OutboxEvents(raw).arefute_emitted("t")
-        with pytest.raises(TypeError, match="outbox_events takes"):
-            await OutboxEvents(pool).arefute_emitted("t")
-        with connection.begin(), Session(connection) as joined:
-            OutboxEvents(joined).refute_emitted("t")
-    await raw.close()
-    await pool.close()
-    engine.dispose()
-
-
 def test_sessions_and_connections_of_sqlalchemy_are_seen(database: Database) -> None:
     engine = create_engine(url(database, "psycopg"))
     scoped = scoped_session(sessionmaker(engine))
@@ -250,39 +178,6 @@ async def test_asynchronous_connections_are_seen(database: Database) -> None:
         await OutboxEvents(wrong).aemitted()
 
 
-async def test_a_savepoint_for_each_test_is_no_hindrance(database: Database) -> None:
-    """The fixtures of SQLAlchemy's and asyncpg's own documentation, around code that commits."""
-    engine = create_engine(url(database, "psycopg"))
-    with engine.connect() as connection, connection.begin() as outer:
-        session = Session(connection, join_transaction_mode="create_savepoint")
-        of_sqlalchemy.emit(session, "committed", {})
-        session.commit()
-        of_sqlalchemy.emit(session, "undone", {})
-        session.rollback()
-        assert [each.type for each in OutboxEvents(session).emitted()] == ["committed"]
-        assert [each.type for each in OutboxEvents(connection).emitted()] == ["committed"]
-        outer.rollback()
-    engine.dispose()
-    for driver in ("psycopg", "asyncpg"):
-        asynchronous = create_async_engine(url(database, driver))
-        async with asynchronous.connect() as connection, connection.begin() as outer:
-            async with AsyncSession(connection, join_transaction_mode="create_savepoint") as session:
-                await of_sqlalchemy.aemit(session, "committed", {})
-                await session.commit()
-                await OutboxEvents(session).aassert_emitted("committed")
-            await outer.rollback()
-        await asynchronous.dispose()
-    raw: Any = await asyncpg.connect(**address(database))
-    outer = raw.transaction()
-    await outer.start()
-    async with raw.transaction():
-        await of_asyncpg.emit(raw, "committed", {})
-    await OutboxEvents(raw).aassert_emitted("committed")
-    await outer.rollback()
-    await raw.close()
-    assert committed(database) == []
-
-
 SUITE = """
 import psycopg, pytest
 from outbox_relay import outbox
@@ -316,34 +211,3 @@ def test_pytest_finds_the_fixture_by_itself(database: Database, tmp_path: Path) 
     ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
     assert "2 passed" in done.stdout, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("style", ["SQL, DMY", "German", "Postgres"])
-def test_times_are_read_whatever_the_session_shows(database: Database, style: str) -> None:
-    offset = timezone(timedelta(hours=23, minutes=59, seconds=7, microseconds=5))
-    times = [datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=offset), datetime(9998, 12, 30, tzinfo=UTC)]
-    with database.connect() as conn:
-        conn.execute(f"set datestyle to {style}; set timezone to 'Pacific/Kiritimati'".encode())
-        outbox.emit_many(conn, [outbox.Event("a", 1, deliver_at=at) for at in times])
-        assert [event.deliver_at for event in OutboxEvents(conn).emitted()] == times
-        for text in ("infinity", "-infinity", "0001-01-01 BC", "0001-01-01 00:00+14"):
-            conn.execute("update outbox.scheduled set deliver_at = %s::timestamptz", (text,))
-            limit = LAST_TIME if text == "infinity" else FIRST_TIME
-            assert {event.deliver_at for event in OutboxEvents(conn).emitted()} == {limit}
-
-
-def test_deeply_nested_payloads_are_given_as_they_are(database: Database) -> None:
-    deep = b"[" * 5000 + b"]" * 5000
-    with database.connect() as conn:
-        outbox.emit(conn, "a", deep, content_type="application/json")
-        [event] = OutboxEvents(conn).emitted()
-    assert event.payload == deep
-
-
-def test_a_connection_without_an_encoding_is_read(database: Database) -> None:
-    with database.connect() as conn:
-        conn.execute("set client_encoding to sql_ascii")
-        uid = outbox.emit(conn, "a", {"n": 1}, key="k", headers={"x": "1"})
-        assert OutboxEvents(conn).emitted() == [
-            EmittedEvent(uid, "a", "k", {"n": 1}, "application/json", {"x": "1"}, None)
-        ]

@@ -8,17 +8,14 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from outbox_relay.domain.errors import DatabaseUnusable, IncarnationChanged
+from outbox_relay.domain.errors import IncarnationChanged
 from outbox_relay.domain.window import BEGINNING, Position
 from outbox_relay.postgres.listener import LOCK
-from outbox_relay.postgres.migrations import migrate, rebase
 from outbox_relay.postgres.store import Store
 from tests.support.database import Database, query
-from tests.support.deliveries import delivered, emit, has, ids
+from tests.support.deliveries import delivered, emit, has
 from tests.support.memory_sink import MemorySink
-from tests.support.postgres import PostgresServer
-from tests.support.relay_harness import LOST, CountingStore, RelayHarness, running, spec
-from tests.support.wait import until
+from tests.support.relay_harness import CountingStore, running, spec
 
 ASLEEP = "select 1 from pg_locks where locktype = 'advisory' and classid = %s and objid = %s and mode = 'ExclusiveLock'"
 
@@ -59,31 +56,6 @@ def test_an_emit_wakes_a_sleeping_relay_and_notifies_nobody_while_it_is_awake(da
     heard.close()
 
 
-def test_the_lock_of_a_sleeper_is_given_back_when_there_is_work(database: Database) -> None:
-    sink = MemorySink()
-    with running(database.dsn, (spec("s"), sink)) as harness:
-        harness.owns_all()
-        asleep(database)
-        taken = harness.ticks.seen_at
-        with database.connect() as held_open:
-            held_open.execute("select outbox.emit('a', '1')")
-        until(lambda: harness.ticks.seen_at > taken and len(sink.delivered) == 1, seconds=10, what="awake")
-        asleep(database)
-
-
-def test_without_a_direct_connection_a_relay_polls(database: Database) -> None:
-    heard = Notified(database)
-    sink = MemorySink()
-    with running(database.dsn, (spec("s"), sink), listen=False) as harness:
-        harness.owns_all()
-        delivered(sink, emit(database, ["a"]))
-        harness.settled()
-        assert query(database, ASLEEP, *LOCK) == []
-        delivered(sink, emit(database, ["b"]))
-    assert heard.count() == 0
-    heard.close()
-
-
 SPEAK_OF_TICKS: dict[str, Callable[[Store, str], object]] = {
     "read_rest": lambda store, server: store.read_rest([0], None, BEGINNING, BEGINNING, 0, 9, 9, 9, server=server),
     "read_small": lambda store, server: store.read_small([0], None, BEGINNING, BEGINNING, 0, 9, 9, 9, server=server),
@@ -113,72 +85,6 @@ def test_what_speaks_of_ticks_is_refused_by_every_server_but_theirs(database: Da
         assert query(database, written) == before, name
         assert store.connection_losses > losses, f"{name}: whoever holds a tick of the other server is told"
     store.close()
-
-
-def test_a_restart_of_the_database_is_survived_and_noticed(own_postgres: PostgresServer) -> None:
-    own_postgres.create_database("shop")
-    migrate(own_postgres.dsn("shop"))
-    database = Database(own_postgres, "shop")
-    sink = MemorySink()
-    with running(database.dsn, (spec("s"), sink), expects=LOST) as harness:
-        first = emit(database, [f"k{n}" for n in range(50)])
-        delivered(sink, first)
-        own_postgres.restart("immediate")
-        second = emit(database, [f"k{n}" for n in range(50)])
-        delivered(sink, second)
-        harness.settled()
-        assert harness.loops[0].restarts.total() > 0
-    assert set(ids(sink)) == {*first, *second}
-
-
-def test_a_log_whose_numbers_are_not_the_servers_is_not_relayed_until_it_is_rebased(database: Database) -> None:
-    """As after a restore into another cluster: xids that are stored lie ahead, the sequence lies behind."""
-    sink = MemorySink()
-    done = emit(database, ["a", "b"])
-    harness = RelayHarness(database.dsn, [(spec("s"), sink)])
-    harness.start()
-    delivered(sink, done)
-    harness.settled()
-    harness.stop()
-    waiting = emit(database, ["a", "b", "a"])
-    with database.connect() as connection:
-        connection.execute("update outbox.event set xid = (xid::text::bigint + 1000000000)::text::xid8")
-        connection.execute(SHIFT, {"by": 1_000_000_000})
-        connection.execute("select setval('outbox.event_id_seq', 1)")
-    store = CountingStore(database.dsn)
-    store.open()
-    with pytest.raises(DatabaseUnusable, match="rebase"):
-        store.floor()
-    query(database, "insert into outbox.relay values (gen_random_uuid(), 'r', '0', '{}') returning 1")
-    with pytest.raises(DatabaseUnusable, match="stop every relay"):
-        rebase(database.dsn)
-    query(database, "delete from outbox.relay returning 1")
-    floor = rebase(database.dsn)
-    assert floor == waiting[-1]
-    assert store.floor() == floor
-    store.close()
-    successor = MemorySink()
-    with running(database.dsn, (spec("s"), successor)) as again:
-        delivered(successor, waiting)
-        after = emit(database, ["a", "b"])
-        assert min(after) > floor
-        delivered(successor, after)
-        again.settled()
-        more = emit(database, ["a"])
-        delivered(successor, more)
-    assert ids(successor) == [*waiting, *after, *more], "what was delivered before is not read again"
-    newcomer = MemorySink()
-    with running(database.dsn, (spec("later"), newcomer)) as last:
-        delivered(newcomer, [*done, *waiting, *after, *more])
-        last.settled()
-    assert ids(newcomer) == [*done, *waiting, *after, *more], "a sink that begins at the beginning misses nothing"
-
-
-SHIFT = """update outbox.progress set
-    a_next = a_next + %(by)s,
-    a_snapshot = format('%%s:%%s:', pg_snapshot_xmin(a_snapshot)::text::bigint + %(by)s,
-                        pg_snapshot_xmax(a_snapshot)::text::bigint + %(by)s)::pg_snapshot
-    where a_next > 3"""
 
 
 def test_a_tick_inside_a_transaction_with_an_xid_is_refused(database: Database) -> None:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from uuid import UUID
-
 import pytest
 
-from outbox_relay.admin import resume, status, why
+from outbox_relay.admin import resume, status
 from outbox_relay.domain.circuit import CircuitPolicy
 from outbox_relay.domain.event import StoredEvent
-from outbox_relay.domain.outcomes import DELIVERED, Attempt, Failed, Unavailable, Verdict
-from outbox_relay.domain.retry import RetryPolicy
-from outbox_relay.domain.sink_limits import SinkLimits
+from outbox_relay.domain.outcomes import DELIVERED, Unavailable, Verdict
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit, has, ids, in_order
 from tests.support.memory_sink import Late, MemorySink, fails
@@ -36,16 +31,6 @@ def test_one_that_asks_for_less_is_left_alone_at_once_and_then_gets_half(databas
         harness.settled()
         assert 0 < harness.loops[0].in_flight_limit < 64
     assert query(database, "select count(*) from outbox.delivery") == [(0,)]
-
-
-def test_what_a_relay_that_is_gone_said_of_fewer_requests_is_forgotten(database: Database) -> None:
-    sink = MemorySink(keeps_order=False)
-    with running(database.dsn, (spec("s"), sink)) as harness:
-        harness.owns_all()
-        query(database, "update outbox.sink set in_flight_limit = 8 returning 1")
-        until(lambda: _true(harness.leases("s").row.in_flight_limit == 8), seconds=10, what="it is known")
-        delivered(sink, emit(database, [None]))
-        has(database, "select 1 from outbox.sink where in_flight_limit is null")
 
 
 def test_one_that_is_gone_is_paused_with_its_reason_and_nothing_is_lost(database: Database) -> None:
@@ -74,10 +59,11 @@ def test_one_that_is_down_for_too_long_is_paused_and_resumed_it_gets_its_whole_t
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("outbox_relay.relay.report.REMIND_SECONDS", 0.5)
+    monkeypatch.setattr("outbox_relay.relay.report.PAUSE_AFTER_SECONDS", 10)
     late = Late()
     sink = MemorySink(late)
     late.script = fails(999, None, Unavailable("connection refused"))
-    circuit = CircuitPolicy(open_after=1, probe_seconds=0.05, probe_max_seconds=0.05, pause_after_seconds=10)
+    circuit = CircuitPolicy(open_after=1, probe_seconds=0.05, probe_max_seconds=0.05)
     with running(database.dsn, (spec("s", circuit=circuit), sink), lease_seconds=3) as harness:
         wanted = emit(database, ["a"])
         has(database, "select 1 from outbox.sink where circuit_since is not null and not paused")
@@ -116,53 +102,6 @@ def test_trouble_of_one_part_makes_rows_without_attempts_and_the_others_flow(dat
     assert in_order(sink.delivered)
 
 
-def test_all_parts_in_trouble_are_shown_until_they_recover(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outbox_relay.relay.limits.TROUBLE_SECONDS", 0.5)
-    monkeypatch.setattr("outbox_relay.relay.limits.COUNT_SECONDS", 0.1)
-    monkeypatch.setattr("outbox_relay.relay.report.RECORD_SECONDS", 0.1)
-
-    def troubles(event: StoredEvent, _attempt: int) -> Verdict:
-        topic = f"topic {event.key}"
-        return DELIVERED if event.key == "c" else Unavailable(f"{topic}: unknown", None, 0.05, part=topic)
-
-    late = Late()
-    late.script = troubles
-    sink = MemorySink(late)
-    with running(database.dsn, (spec("s"), sink)) as harness:
-        wanted = emit(database, ["a", "b", "c"])
-        [(error,)] = has(database, "select last_error from outbox.sink where last_error like '%%; %%'")
-        assert sorted(error.split("; ")) == ["topic a: unknown", "topic b: unknown"]
-        delivered(sink, emit(database, ["c"]))
-        assert status(harness.store)["sinks"]["s"]["last_error"], "other parts take events"
-        late.script = None
-        delivered(sink, wanted)
-
-        def mended() -> bool:
-            emit(database, ["c"])
-            found = status(harness.store)["sinks"]["s"]
-            return found["last_error"] is None and found["last_error_mended_at"] is not None
-
-        until(mended, seconds=20, what="the error is over")
-
-
-@pytest.mark.parametrize("keeps_order", [True, False])
-def test_probe_that_meets_the_trouble_of_a_part_leaves_the_next_to_another(
-    database: Database, keeps_order: bool
-) -> None:
-    """Otherwise the circuit waits without end for the outcome of a probe that is not sent any more."""
-    late = Late()
-    late.script = _trouble
-    sink = MemorySink(late, keeps_order=keeps_order)
-    with running(database.dsn, (spec("s", circuit=CircuitPolicy(open_after=1, probe_seconds=0.05)), sink)) as harness:
-        emit(database, ["orders"])
-        has(database, "select 1 from outbox.delivery where state = 'waiting'")
-        late.script = fails(999, None, Unavailable("connection refused"))
-        until(lambda: _true(harness.loops[0].circuit != "closed"), seconds=10, what="the circuit opens")
-        late.script, asked = _trouble, len(sink.attempts)
-        until(lambda: _true(len(sink.attempts) > asked), seconds=10, what="a probe is sent")
-        delivered(sink, emit(database, ["users"]))
-
-
 def test_when_enough_rows_stand_for_a_part_the_position_stands_still_and_status_says_why(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,7 +111,7 @@ def test_when_enough_rows_stand_for_a_part_the_position_stands_still_and_status_
     late.script = _trouble
     sink = MemorySink(late)
     sink.max_batch = 20
-    with running(database.dsn, (spec("s", parked_max=40), sink)) as harness:
+    with running(database.dsn, (spec("s", pending_max=40), sink)) as harness:
         wanted = emit(database, [f"orders-{n}" for n in range(400)])
         [(error,)] = has(database, "select last_error from outbox.sink where last_error like '%%no more%%'")
         assert error.startswith("topic orders: unknown topic; ")
@@ -180,66 +119,6 @@ def test_when_enough_rows_stand_for_a_part_the_position_stands_still_and_status_
         assert 40 <= rows <= 40 + sink.max_in_flight * sink.max_batch
         assert status(harness.store)["sinks"]["s"]["backlog"] == 400
         late.script = None
-        delivered(sink, wanted)
-        harness.settled()
-    assert sorted(ids(sink)) == wanted
-
-
-def test_a_part_that_answers_again_is_forgotten_whatever_events_are_scheduled(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """More than ``parked_max`` events wait for their part of a spread: they count for nothing, and must not stop it."""
-    monkeypatch.setattr("outbox_relay.relay.limits.TROUBLE_SECONDS", 0.5)
-    monkeypatch.setattr("outbox_relay.relay.limits.COUNT_SECONDS", 0.1)
-    monkeypatch.setattr("outbox_relay.relay.report.RECORD_SECONDS", 0.1)
-    late = Late()
-    sink = MemorySink(late)
-    sink.max_batch = 20
-    with running(database.dsn, (spec("s", parked_max=40, limits=SinkLimits(spread_seconds=80_000.0)), sink)) as harness:
-        emit(database, [None] * 60, deliver_at=datetime.now(UTC))
-        has(database, "select 1 from outbox.delivery having count(*) > 50")
-        late.script = _trouble
-        waited = emit(database, ["orders-1"])
-        has(database, "select 1 from outbox.sink where last_error like 'topic orders:%%'")
-        late.script = None
-        delivered(sink, waited)
-        for _ in range(3):
-            more = emit(database, [f"users-{n}" for n in range(30)])
-            delivered(sink, more)
-        assert harness.ended == []
-
-
-def test_the_last_attempt_is_kept_with_its_row_and_why_shows_it(database: Database) -> None:
-    kept = Attempt("http_500", 0.25, "oops \x00\ud800 \x1b[31m", (("connect", 0.01),))
-    for keeps_order in (True, False):
-        late = Late()
-        sink = MemorySink(late, keeps_order=keeps_order)
-        name = f"s{int(keeps_order)}"
-        late.script = fails(99, None, Failed("status 500", 500, None, kept))
-        with running(database.dsn, (spec(name), sink)) as harness:
-            [wanted] = emit(database, ["a"])
-            for minimum in (1, 2, 5):
-                sql = "select uid from outbox.delivery where sink = %s and id = %s and attempts >= %s"
-                [(uid,)] = has(database, sql, name, wanted, minimum)
-                found = (why(harness.store, UUID(str(uid))))["sinks"][name]["last_attempt"]
-                ago = found.pop("seconds_ago")
-                assert 0 <= ago < 30
-                assert found == {
-                    "code": "http_500",
-                    "seconds": 0.25,
-                    "answer": "oops     [31m",
-                    "steps": {"connect": 0.01},
-                }
-
-
-def test_events_that_fail_again_neither_open_the_circuit_nor_keep_it_open(database: Database) -> None:
-    late = Late()
-    sink = MemorySink(late, keeps_order=False)
-    circuit = CircuitPolicy(open_after=20, probe_seconds=600.0)
-    together = RetryPolicy(attempts=5, base_seconds=1.0, max_seconds=1.0, jitter=0.0)
-    wanted = emit(database, [None] * 500)
-    late.script = fails(2, wanted[::5])
-    with running(database.dsn, (spec("s", circuit=circuit, retry=together), sink)) as harness:
         delivered(sink, wanted)
         harness.settled()
     assert sorted(ids(sink)) == wanted

@@ -22,15 +22,8 @@ from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import running, spec
 from tests.support.wait import becomes, until
 
-EMITTERS = 16
 LOOK = "update outbox.unique_key set look_at = clock_timestamp() returning 1"
 FINISH = "select outbox_internal.finish_unique_keys(500)"
-REGISTER_OTHER = """
-select outbox_internal.register_sinks('[{"name": "s", "patterns": ["*"], "start": "beginning"}]', t.seq, t.snapshot,
-                             t.next_xid)::text
-  from outbox_internal.tick() t
-"""
-"""Register a sink that no relay serves."""
 
 
 @pytest.fixture
@@ -61,24 +54,11 @@ def finish(database: Database) -> int:
 # -- emit ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_second_emit_returns_the_uid_of_the_first_and_writes_nothing(database: Database) -> None:
-    first = emit(database)
-    assert emit(database) == first
-    assert logged(database) == [first]
-
-
 def test_a_key_that_was_rolled_back_is_free(database: Database, conn: psycopg.Connection[Any]) -> None:
     lost = outbox.emit(conn, "job", 1, unique_key="invoice-7")
     conn.rollback()
     assert emit(database) != lost
     assert len(logged(database)) == 1
-
-
-def test_many_emitters_of_one_key_emit_one_event(database: Database) -> None:
-    with ThreadPoolExecutor(EMITTERS) as pool:
-        calls = [pool.submit(emit, database) for _ in range(EMITTERS * 4)]
-        uids = {call.result() for call in calls}
-    assert logged(database) == list(uids)
 
 
 def test_an_emitter_waits_for_the_open_one(database: Database, conn: psycopg.Connection[Any]) -> None:
@@ -176,15 +156,6 @@ def test_a_cancelled_event_gives_its_key_back_at_once(database: Database, conn: 
     conn.commit()
     assert second != uid
     assert emit(database) == second
-
-
-def test_emits_do_not_wait_for_a_relay_that_looks_at_keys(database: Database, conn: psycopg.Connection[Any]) -> None:
-    query(database, REGISTER_OTHER)
-    first = emit(database)
-    conn.execute(FINISH.encode())
-    with database.connect() as other:
-        other.execute("set lock_timeout = '2s'")
-        assert outbox.emit(other, "job", 1, unique_key="invoice-7") == first
 
 
 @pytest.mark.fence("a unique key is given back in a restored log because of positions of the old cluster")

@@ -9,12 +9,9 @@ from uuid import UUID
 import pytest
 
 from outbox_relay import admin
-from outbox_relay.postgres.migrations import migrate
-from tests.support.command import inside
 from tests.support.database import Database, query
 from tests.support.deliveries import emit
 from tests.support.ledger import Ledger, ledger
-from tests.support.roles import new_role
 
 MODULE = import_module("outbox_relay.admin.why")
 KEYS = ["a", "b", "a", None, "a\x1b", "a", "b"]
@@ -50,24 +47,3 @@ def test_the_newest_events_of_a_key_are_shown_as_each_alone(
     newest = admin.why_key(books.store, "a", 2)
     assert [event["uid"] for event in newest["events"]] == wanted[:2]
     assert newest["complete"]
-
-
-def test_a_search_that_takes_too_long_says_how_far_it_came(books: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MODULE, "STEP_IDS", 3)
-    monkeypatch.setattr(MODULE, "SEARCH_SECONDS", 0.0)
-    found = admin.why_key(books.store, "a", 10)
-    assert [event["uid"] for event in found["events"]] == uids(books, "a")[:1]
-    [(oldest,)] = query(books.database, "select created_at from outbox.event where id = 5")
-    assert (found["complete"], found["searched_since"]) == (False, oldest.isoformat())
-    assert admin.why_key_text(found).endswith(f"its time limit at events of {oldest.isoformat()}")
-
-
-def test_a_key_without_events_is_no_error(database: Database) -> None:
-    with new_role(database, "reader") as reader:
-        migrate(database.dsn, grants={"read": [reader]})
-        ended = inside("why", "--key", "unknown", "--dsn", database.dsn_as(reader))
-        assert (ended.code, ended.out) == (0, "the log has no event with this key\n")
-        emit(database, KEYS)
-        ended = inside("why", "--key", "b", "--json", "--dsn", database.dsn_as(reader))
-        assert [event["key"] for event in ended.json["events"]] == ["b", "b"]
-        assert inside("why", "--key", "b", "--limit", "1", "--dsn", database.dsn_as(reader)).out.count("key b\n") == 1

@@ -64,22 +64,6 @@ def test_the_wheel_is_made_by_what_is_locked_for_it() -> None:
     assert GROUPS["build"] == PROJECT["build-system"]["requires"]
 
 
-def test_an_application_needs_psycopg_only() -> None:
-    assert [Requirement(text).name for text in PROJECT["project"]["dependencies"]] == ["psycopg"]
-
-
-def test_the_extra_binary_is_psycopg_with_a_libpq_of_its_own() -> None:
-    [plain], [binary] = map(Requirement, PROJECT["project"]["dependencies"]), map(Requirement, EXTRAS["binary"])
-    assert (binary.name, binary.extras, binary.specifier) == (plain.name, {"binary"}, plain.specifier)
-
-
-@pytest.mark.parametrize("extra", ["binary", "relay", "otel", "registry", "ui", "demo"])
-def test_every_extra_has_lower_bounds(extra: str) -> None:
-    for requirement in map(Requirement, EXTRAS[extra]):
-        operators = [specifier.operator for specifier in requirement.specifier]
-        assert ">=" in operators or requirement.name == PROJECT["project"]["name"], requirement
-
-
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_the_extra_demo_brings_every_module_that_it_requires(module: str) -> None:
     """A module that only the tests install would stop both commands after `pip install outbox-relay[demo]`."""

@@ -10,7 +10,7 @@ import pytest
 from standardwebhooks.webhooks import Webhook
 
 from examples.shop.receiver import Forged, verify
-from tests.packaging import compose, shopping
+from tests.packaging import shopping
 from tests.packaging.stack import Beside, Stack
 from tests.support.kafka import KafkaBroker
 from tests.support.postgres import PostgresServer
@@ -46,28 +46,9 @@ def test_the_receiver_believes_the_reference_library() -> None:
     assert verify([OTHER, SECRET], signed(SECRET, now), BODY.encode(), now) == "uid"
 
 
-@pytest.mark.parametrize("seconds", [-301, 301])
-def test_the_receiver_believes_no_old_request(seconds: int) -> None:
-    now = time.time()
-    with pytest.raises(Forged, match="too old"):
-        verify([SECRET], signed(SECRET, now + seconds), BODY.encode(), now)
-
-
 def test_the_receiver_believes_no_other_body_and_no_other_secret() -> None:
     now = time.time()
     with pytest.raises(Forged, match="signature"):
         verify([SECRET], signed(SECRET, now), BODY.encode() + b" ", now)
     with pytest.raises(Forged, match="signature"):
         verify([SECRET], signed(OTHER, now), BODY.encode(), now)
-
-
-def test_the_receiver_believes_nothing_without_headers() -> None:
-    with pytest.raises(Forged):
-        verify([SECRET], Message(), BODY.encode(), time.time())
-
-
-def test_the_secret_that_everybody_can_read_says_so() -> None:
-    (mount,) = (m for m in compose.service("receiver").mounts if m.target.startswith(compose.SECRETS))
-    text = mount.source.read_text()
-    assert "development" in mount.source.name
-    assert text.startswith("# For trying out")

@@ -17,11 +17,11 @@ from outbox_relay.domain.errors import LeaseLost, StatementFailed
 from outbox_relay.domain.event import StoredEvent, cut_unread, pop_passed_by, pop_scan_end
 from outbox_relay.domain.outcomes import DELIVERED
 from outbox_relay.domain.routing import like_pattern
-from outbox_relay.domain.sink_spec import ReplaySpec
 from outbox_relay.domain.window import Position, next_slice, nothing_new, position_after
 from outbox_relay.postgres.rows import MOST_PAYLOAD, Claimed, NewRow, TickResult
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.replay_reader import ReplayLog
+from outbox_relay.relay.sink_spec import ReplaySpec
 
 LEASE_SECONDS = 3600.0
 MANY_IDS = 1_000_000

@@ -27,14 +27,15 @@ from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Unavailable, Verdict
 from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.domain.sink_limits import NO_LIMITS, SinkLimits
-from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.relay import keeper, limits, settle, sink_leases, ticks
 from outbox_relay.relay.calls import RowWork, SentCall
 from outbox_relay.relay.keeper import Keeper
 from outbox_relay.relay.loop import SinkLoop
 from outbox_relay.relay.outcomes import Parts
+from outbox_relay.relay.sink_spec import SinkSpec
 from outbox_relay.relay.ticks import Ticks
 from outbox_relay.sinks.calls import Call, Sink
+from outbox_relay.sinks.settings import SinkSettings
 from tests.simulation.database import SHARDS, Contents, MemoryDatabase, Transaction
 
 LEASE_SECONDS = 6.0
@@ -47,9 +48,8 @@ SETTLES = ("settle", "park_window", "delete_rows")
 ACTS = ("stop", "reload", "configure", "pause", "resume", "resume", "retry", "retry", "discard", "down", "stall")
 """The actions of people, deployments and destinations."""
 QUIET = cast(Any, structlog.make_filtering_bound_logger(50))(structlog.PrintLogger(), (), {})
-EVERY, FEWER = ("*",), ("a.*",)
+EVERY, FEWER = ("*",), ("a.b",)
 """The patterns of two configurations."""
-TYPES: dict[tuple[str, ...], tuple[str, ...] | None] = {EVERY: None, FEWER: ("a.b",)}
 
 
 class Violation(AssertionError):
@@ -468,19 +468,17 @@ class World:
 
     def spec(self, patterns: tuple[str, ...]) -> SinkSpec:
         """Return the sink as the configuration with these patterns has it."""
-        return SinkSpec(
-            name="a",
-            patterns=patterns,
-            types=TYPES[patterns],
-            hold=self.hold,
-            ordered=self.kind != "queue",
+        settings = SinkSettings(
+            type="memory",
             claim="rows" if self.kind == "queue" else "log",
             start="beginning",
-            park_after_seconds=0.5,
+            when_dead="hold" if self.hold else "skip",
             retry=RetryPolicy(attempts=4, base_seconds=0.2, max_seconds=2.0),
             circuit=CircuitPolicy(open_after=5, probe_seconds=0.2, probe_max_seconds=2.0),
-            limits=self.limits,
+            max_in_flight_total=self.limits.max_in_flight_total or 0,
+            spread_seconds=self.limits.spread_seconds or 0.0,
         )
+        return SinkSpec("a", patterns, settings, park_after_seconds=0.5)
 
     def _new_relay(self, patterns: tuple[str, ...]) -> None:
         self.count += 1

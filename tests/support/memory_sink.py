@@ -79,7 +79,6 @@ class MemorySink:
     """
 
     timeout_seconds = 15.0
-    trouble: str | None = None
 
     def __init__(
         self,

@@ -1,15 +1,21 @@
 """A PostgreSQL server for tests: of any version, to be killed and restarted, with PostgreSQL's client programs."""
 
+import fcntl
+import hashlib
 import os
+import shutil
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import psycopg
 from psycopg import sql
 from psycopg.rows import TupleRow
 
+from outbox_relay.postgres.migrations import migrate
 from outbox_relay.workbench.embedded import postgres
 from outbox_relay.workbench.embedded.postgres import SUPERUSER, Setting, StopMode
 from tests.support.programs import WHEEL_MAJOR, program, programs
@@ -18,8 +24,12 @@ MEMORY = Path("/dev/shm")  # noqa: S108 - a directory with a name of its own is 
 MEMORY_FREE_BYTES, MACHINE_BYTES = 6 << 30, 12 << 30
 """Free space and memory of the machine that are required to keep data in memory."""
 TOOL_SECONDS = 120
-FIRST_WITH_STRATEGY = 15
-"""The first version in which CREATE DATABASE offers a strategy; earlier ones copy files."""
+KEPT_SECONDS = 24 * 3_600
+"""Time for which a cluster of another schema is kept."""
+TEMPLATE = "outbox_template"
+"""The database with the schema in a cluster that was copied."""
+CACHE = Path(__file__).parents[2] / ".cache" / "clusters"
+ROOT = Path(__file__).parents[2]
 SETTINGS: Mapping[str, Setting] = {"max_prepared_transactions": 20}
 
 
@@ -28,12 +38,21 @@ class PostgresServer(postgres.PostgresServer):
 
     `major` is the version (see :mod:`tests.support.programs`), by default that of the environment variable
     OUTBOX_TEST_PG. All users may connect without a password, except those of :meth:`require_password`.
+
+    A new cluster takes a second of the processor. Clusters of the other kinds are copies of one that an earlier run has
+    made, all of a kind with the same system identifier: `empty`, or `migrated`, with the schema in :data:`TEMPLATE`.
     """
 
     def __init__(
-        self, settings: Mapping[str, Setting] | None = None, *, fsync: bool = False, major: int | None = None
+        self,
+        settings: Mapping[str, Setting] | None = None,
+        *,
+        fsync: bool = False,
+        major: int | None = None,
+        kind: Literal["new", "empty", "migrated"] = "new",
     ) -> None:
         self.major = wanted_major() if major is None else major
+        self._kind = kind
         super().__init__({**SETTINGS, **(settings or {})}, fsync=fsync, parent=_memory())
         self._admin: psycopg.Connection[TupleRow] | None = None
 
@@ -46,6 +65,19 @@ class PostgresServer(postgres.PostgresServer):
         """Return the path of a program. Raise :class:`tests.support.programs.NoProgram` if it is missing."""
         return program(programs(self.major), name)
 
+    def prepare(self) -> None:
+        """Create the data directory, or copy it."""
+        if self._kind == "new":
+            super().prepare()
+            return
+        made = CACHE / f"{self.major}-{self._kind}-{_key(self._kind, self.bin('postgres'))}"
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with (CACHE / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not made.exists():
+                _make(self.major, self._kind, made)
+        _copy(made, self.data)
+
     def restart(self, mode: StopMode = "fast") -> None:
         """Stop and start again, on the same port and data."""
         self.stop(mode)
@@ -54,11 +86,10 @@ class PostgresServer(postgres.PostgresServer):
     def create_database(self, name: str, *, template: str = "template1") -> None:
         """Create a database as a copy of `template`, which must have no connections.
 
-        Its files are copied, which takes half as long as the default of PostgreSQL 15 and later, the write-ahead log.
+        Its files are copied, which takes half as long as the default, the write-ahead log.
         """
-        strategy = sql.SQL("strategy file_copy" if self.major >= FIRST_WITH_STRATEGY else "")
-        command = sql.SQL("create database {} template {} {}")
-        self._administer(command.format(sql.Identifier(name), sql.Identifier(template), strategy))
+        command = sql.SQL("create database {} template {} strategy file_copy")
+        self._administer(command.format(sql.Identifier(name), sql.Identifier(template)))
 
     def drop_database(self, name: str) -> None:
         """Drop a database if it exists, and terminate its connections."""
@@ -139,6 +170,36 @@ class PostgresServer(postgres.PostgresServer):
             f"--jobs={min(clients, os.cpu_count() or 1)}", f"--transactions={transactions}", *options,
             self.dsn(database, user), seconds=seconds,
         )  # fmt: skip
+
+
+def _make(major: int, kind: str, made: Path) -> None:
+    """Make the cluster that others are copies of, and remove those that were made of another schema long ago."""
+    for old in CACHE.glob(f"{major}-{kind}-*"):
+        if old.stat().st_mtime < time.time() - KEPT_SECONDS:
+            shutil.rmtree(old, ignore_errors=True)
+    with PostgresServer(major=major) as server:
+        if kind == "migrated":
+            server.create_database(TEMPLATE)
+            migrate(server.dsn(TEMPLATE))
+        server.stop("fast")
+        copied = made.with_suffix(".part")
+        shutil.rmtree(copied, ignore_errors=True)
+        _copy(server.data, copied)
+        copied.touch()
+        copied.rename(made)
+
+
+def _copy(data: Path, to: Path) -> None:
+    subprocess.run(["/bin/cp", "-a", data, to], check=True, timeout=TOOL_SECONDS)
+
+
+def _key(kind: str, program: Path) -> str:
+    """Return a name for what a cluster is made of: the server's program, and the schema."""
+    found = hashlib.sha256(f"{program} {program.stat().st_mtime}".encode())
+    if kind == "migrated":
+        for path in sorted([*(ROOT / "schema").rglob("*.sql"), *(ROOT / "outbox_relay/postgres").glob("*.py")]):
+            found.update(path.read_bytes())
+    return found.hexdigest()[:16]
 
 
 def wanted_major() -> int:

@@ -29,7 +29,7 @@ lease_seconds = 3
 [sinks.crm]
 type = "webhook"
 url = "{url}"
-secrets_file = "{directory}/secrets"
+secrets = [{{ file = "{directory}/secrets" }}]
 headers = {{ x-tenant = "one" }}
 allow_http = true
 allow_networks = ["127.0.0.0/8"]
@@ -44,7 +44,7 @@ lease_seconds = 3
 [sinks.crm]
 type = "webhook"
 url = "{url}"
-secrets_file = "{directory}/secrets"
+secrets = [{{ file = "{directory}/secrets" }}]
 headers = {{ authorization = {{ env = "CRM_TOKEN" }}, x-tenant = {{ file = "{directory}/tenant" }} }}
 permanent_statuses = [400]
 allow_http = true

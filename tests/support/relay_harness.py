@@ -20,7 +20,6 @@ from outbox_relay.domain.errors import DatabaseUnavailable, RelayError, SessionR
 from outbox_relay.domain.event import SHARDS
 from outbox_relay.domain.in_flight import BlockedKeys, ShardGroup
 from outbox_relay.domain.retry import RetryPolicy
-from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.domain.window import Tick, nothing_new
 from outbox_relay.postgres.connection import Connection, direct
 from outbox_relay.postgres.database import CALL_SECONDS, TUPLES
@@ -32,12 +31,14 @@ from outbox_relay.relay.keeper import Keeper
 from outbox_relay.relay.loop import SURVIVED, SinkLoop
 from outbox_relay.relay.outcomes import Parts
 from outbox_relay.relay.sink_leases import SinkLeases
+from outbox_relay.relay.sink_spec import PARK_AFTER_SECONDS, SinkSpec
 from outbox_relay.relay.ticks import Ticks
 from outbox_relay.service.replays import Replays
 from outbox_relay.service.sinks import ServedSink
 from outbox_relay.service.supervisor import Supervisor
 from outbox_relay.sinks.calls import Sink
 from outbox_relay.sinks.posting import EventLoopThread, PostingSink
+from outbox_relay.sinks.settings import SinkSettings
 from tests.support.memory_sink import OrderedSink
 from tests.support.wait import until
 
@@ -162,16 +163,18 @@ class HarnessSupervisor(Supervisor):
         return self._harness.start_part(name, part)
 
 
-def spec(name: str, **changes: Any) -> SinkSpec:
-    """Return a sink that takes every event, with quick retries."""
-    values: dict[str, Any] = {
-        "patterns": ("*",),
-        "types": None,
-        "retry": RETRY,
-        "circuit": CIRCUIT,
-        "start": "beginning",
-    }
-    return SinkSpec(name=name, **{**values, **changes})
+def spec(
+    name: str,
+    *,
+    patterns: tuple[str, ...] = ("*",),
+    hold: bool = False,
+    park_after_seconds: float = PARK_AFTER_SECONDS,
+    **settings: Any,
+) -> SinkSpec:
+    """Return a sink with quick retries."""
+    values: dict[str, Any] = {"type": "memory", "retry": RETRY, "circuit": CIRCUIT, "start": "beginning", **settings}
+    values["when_dead"] = "hold" if hold else "skip"
+    return SinkSpec(name, patterns, SinkSettings(**values), park_after_seconds=park_after_seconds)
 
 
 @dataclass(eq=False)
@@ -244,7 +247,7 @@ class RelayHarness:
         self.store.open()
         specs = [sink_spec for sink_spec, _ in self.sinks]
         generations = self.store.register_sinks(
-            [(s.name, s.patterns, s.start) for s in specs],
+            [(s.name, s.patterns, s.settings.start) for s in specs],
             self.store.tick().tick,
             queued=[s.name for s in specs if s.queued],
         )

@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from outbox_relay.settings.addresses import denied
-from outbox_relay.sinks.webhook.client import HttpClient
-from outbox_relay.sinks.webhook.results import NoResponse, Response
+from outbox_relay.sinks.webhook.client import PooledClient
+from outbox_relay.sinks.webhook.connector import Connector
+from outbox_relay.sinks.webhook.http_client import Endpoint, NoResponse, Proxy, Response
 from tests.support.receiver import Behaviour, Receiver, Request
 from tests.support.receiver.certificates import Authority
 
@@ -41,16 +42,17 @@ async def posting(
     judge: Callable[[str], str | None] = anywhere,
     own: Collection[tuple[str, int]] = (),
     tls: ssl.SSLContext | None = None,
-) -> AsyncGenerator[HttpClient]:
+    proxy: Proxy | None = None,
+) -> AsyncGenerator[PooledClient]:
     """Yield a client, and end its connections."""
-    client = HttpClient(url=url, denied=judge, own=lambda: own, tls=tls)
+    connector = Connector(Endpoint(url, judge, lambda: own, tls, proxy))
     try:
-        yield client
+        yield PooledClient(url, connector)
     finally:
-        await client.reset()
+        connector.reset()
 
 
-async def post(client: HttpClient, *, body: bytes = BODY, seconds: float = LONG_SECONDS) -> Response | NoResponse:
+async def post(client: PooledClient, *, body: bytes = BODY, seconds: float = LONG_SECONDS) -> Response | NoResponse:
     """Post one request."""
     return await client.post(HEADERS, body, seconds)
 

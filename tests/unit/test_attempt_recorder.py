@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable, RelayError, StatementFailed
+from outbox_relay.domain.errors import DatabaseUnusable, RelayError, StatementFailed
 from outbox_relay.relay import settle
 from outbox_relay.relay.settle import MOST_TRIES, AttemptRecorder
 from tests.support.logs import RecordedLog
@@ -50,21 +50,6 @@ def test_records_are_tried_as_often_as_settlements_for_a_failure_that_may_pass(s
     assert (recorder.dropped, writes.names) == (3, ["here"] * (MOST_TRIES - 1) + [None])
 
 
-def test_a_settlement_that_fails_without_its_records_too_drops_none() -> None:
-    log = RecordedLog()
-    recorder, writes = AttemptRecorder("here", log), Writes(DatabaseUnusable("no table"), broken=True)
-    with pytest.raises(DatabaseUnusable):
-        recorder.settle(3, writes)
-    assert (recorder.dropped, log.lines) == (0, [])
-
-
-def test_a_lost_connection_drops_no_record() -> None:
-    recorder, writes = AttemptRecorder("here", RecordedLog()), Writes(DatabaseUnavailable("away"))
-    with pytest.raises(DatabaseUnavailable):
-        recorder.settle(3, writes)
-    assert (recorder.dropped, writes.names) == (0, ["here"])
-
-
 def test_the_end_of_the_trouble_is_logged_with_the_number_of_dropped_records(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -80,9 +65,3 @@ def test_the_end_of_the_trouble_is_logged_with_the_number_of_dropped_records(
         ("warning", "attempts.dropped", {"reason": "no table", "dropped": 2}),
         ("info", "attempts.recorded", {"dropped": 6}),
     ]
-
-
-def test_a_settlement_without_records_names_no_relay() -> None:
-    writes = Writes(None)
-    assert AttemptRecorder("here", RecordedLog()).settle(0, writes) == 1
-    assert writes.names == [None]

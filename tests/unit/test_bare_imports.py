@@ -52,7 +52,6 @@ INSTALLED = {
     "catalogue": [],
     "testing": ["pytest"],
     "contrib.sqlalchemy": ["sqlalchemy"],
-    "contrib.sqlalchemy_statements": ["sqlalchemy"],
     "contrib.asyncpg": ["asyncpg"],
     "contrib.alembic": ["alembic"],
     "contrib.installing": [],

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
-from outbox_relay.relay.outcomes import LEASE_MARGIN_SECONDS
-from tests.chaos import arrivals, ticks, unique
-from tests.chaos.configs import CONFIG_OF_ALL, ROW_LEASE_SECONDS, TIMEOUT_SECONDS
+from tests.chaos import ticks, unique
+from tests.chaos.configs import ROW_LEASE_SECONDS
 from tests.chaos.evidence import PROMISES, SINKS, is_for
 from tests.chaos.explanations import AFTER_SECONDS, USUAL, Promise, can_repeat
 from tests.chaos.forms import SHORT
@@ -94,47 +92,9 @@ def test_what_no_lease_explains_is_reported_at_a_rows_sink(came: Sequence[tuple[
     assert len(account(*came, promise=PROMISES["jobs"]).unexplained) == 1
 
 
-@pytest.mark.parametrize(
-    "fault", ["sigterm", "reload", "join and leave", "broker killed", "webhook given up while down"]
-)
-def test_no_orderly_stop_and_no_fault_of_another_sink_lets_a_lease_lapse(fault: str) -> None:
-    came = (1, 9.9), (2, 12.0), (1, 30.1)
-    assert len(account(*came, promise=PROMISES["jobs"], strike=Strike(fault, 10.0, 10.0)).unexplained) == 1
-
-
-@pytest.mark.parametrize(
-    ("cleared", "again", "explained"),
-    [(100.0, 109.0, True), (100.0, 111.0, False), (400.0, 309.0, True), (400.0, 311.0, False)],
-    ids=["in its turn", "after the backlog", "in a long backlog", "after the limit"],
-)
-def test_a_row_comes_back_within_the_backlog_of_its_sink(cleared: float, again: float, explained: bool) -> None:
-    """An event of another key, emitted before the lease ended, arrived at `cleared`: until then there was a backlog."""
-    committed = Committed()
-    for key, number, uid in ((1, 1, A), (1, 2, B), (2, 1, C)):
-        committed.add(key, number, uid)
-    came = Arrival(1, 1, A, 9.8, 9.9), Arrival(1, 2, B, 11.9, 12.0), Arrival(2, 1, C, 29.0, cleared)
-    late = Arrival(1, 1, A, 9.8, again)
-    found = judge("jobs", committed, [*came, late], [KILL], promise=PROMISES["jobs"])
-    assert found.sound is explained
-
-
-def test_the_judge_knows_the_lease_of_the_rows() -> None:
-    """The relay's lease of a row: the time limit of a request, and a margin before and after it."""
-    assert CONFIG_OF_ALL.count("timeout_seconds = {timeout}") == 1
-    assert PROMISES["jobs"].row_lease_seconds == TIMEOUT_SECONDS + 2 * LEASE_MARGIN_SECONDS
-    assert {sink for sink in SINKS if PROMISES.get(sink, USUAL).row_lease_seconds} == {"jobs"}
-
-
 def test_no_fault_explains_a_repeated_effect() -> None:
     assert account((1, 9.0), (1, 11.0), (2, 12.0)).sound
     assert len(account((1, 9.0), (1, 11.0), (2, 12.0), promise=PROMISES["effects"]).unexplained) == 1
-
-
-def test_no_restore_explains_a_repeated_effect() -> None:
-    restored = Restored(8.0, 10.5, {1: 2}, [], {"jobs": {A, B}})
-    assert account((1, 9.0), (1, 11.0), (2, 12.0), restored=restored).sound
-    once = account((1, 9.0), (1, 11.0), (2, 12.0), promise=PROMISES["effects"], restored=restored)
-    assert len(once.unexplained) == 1
 
 
 def test_after_a_restore_a_row_may_arrive_after_later_ones_of_its_key() -> None:
@@ -147,46 +107,6 @@ def test_after_a_restore_a_row_may_arrive_after_later_ones_of_its_key() -> None:
     assert len(account(*late, promise=PROMISES["jobs"], restored=restored).unexplained) == 1
     settled = Restored(28.0, 30.0, {1: 1}, [], {"jobs": set()})
     assert len(account(*came, promise=PROMISES["jobs"], restored=settled).unexplained) == 1
-
-
-@pytest.mark.parametrize(
-    ("came", "again", "sink", "explained"),
-    [
-        ((1, 30.05), 40.0, "jobs", True),
-        ((1, 30.05), 40.1, "jobs", False),
-        ((1, 29.0), 29.5, "jobs", False),
-        ((2, 30.05), 40.0, "jobs", False),
-        ((1, 30.05), 40.0, "kafka", True),
-        ((1, 30.05), 330.1, "kafka", False),
-        ((2, 30.05), 40.0, "kafka", False),
-    ],
-    ids=[
-        *("read again", "after the log was read", "before the rebase", "covered by the positions"),
-        *("in order", "in order, too late", "in order, covered by the positions"),
-    ],
-)
-def test_a_row_of_a_dump_may_arrive_before_its_event_is_read_again(
-    came: tuple[int, float], again: float, sink: str, explained: bool
-) -> None:
-    restored = Restored(28.0, 30.0, {1: 2}, [], {"jobs": {A, B}}, {"jobs": {A}, "kafka": {A}})
-    number, first = came
-    found = account((number, first), (number, again), promise=PROMISES.get(sink, USUAL), restored=restored)
-    assert found.duplicates == ({"restore": 1} if explained else {})
-    assert len(found.unexplained) == (0 if explained else 1)
-
-
-@pytest.mark.parametrize("promise", [PROMISES["jobs"], USUAL], ids=["rows", "in order"])
-def test_an_event_is_read_again_once_after_each_rebase(promise: Promise) -> None:
-    restored = Restored(28.0, 30.0, {1: 2}, [], {"jobs": {A, B}}, {"jobs": {A}})
-    found = account((1, 30.05), (1, 31.0), (1, 32.0), promise=promise, restored=restored)
-    assert (found.duplicates, len(found.unexplained)) == ({"restore": 1}, 1)
-
-
-def test_a_later_event_of_its_key_arrives_after_one_that_is_read_again() -> None:
-    restored = Restored(28.0, 30.0, {1: 2}, [], {"jobs": {A, B}}, {"jobs": {A}})
-    came = (1, 30.05), (2, 41.0)
-    assert account(*came, (1, 40.0), restored=restored).sound
-    assert len(account(*came, (1, 41.1), restored=restored).unexplained) == 1
 
 
 def test_the_receiver_explains_duplicates_of_both_of_its_sinks_alone() -> None:
@@ -225,27 +145,6 @@ def test_two_events_of_a_unique_key_in_flight_at_once(late: str) -> None:
     assert f"{late} received {A.hex()} 1.00 s later" in line
 
 
-def test_an_event_that_follows_one_that_never_arrived() -> None:
-    [line] = overlaps({"jobs": 2.0})
-    assert line.endswith("never")
-    assert overlaps({"jobs": 2.0}, dead={A}) == []
-
-
-def test_a_rolled_back_event_is_not_judged() -> None:
-    assert overlaps({}, eras={B: None}) == []
-    assert overlaps({}, eras={A: None}) == []
-
-
-def test_an_event_that_a_restore_took_back_precedes_only_others_of_its_server() -> None:
-    assert overlaps({}, eras={A: 0, B: None}) == []
-    assert len(overlaps({"jobs": 6.0}, eras={A: 0, B: 0})) == 1
-
-
-def test_a_restore_takes_back_the_effects_of_the_old_server() -> None:
-    assert overlaps({"jobs": 2.0}, eras={A: 0, B: 0}) == []
-    assert overlaps({"jobs": 2.0, "effects": 9.0}, eras={A: None, B: 0}) == []
-
-
 def merges(*merged: Merged) -> list[str]:
     """Judge calls that were merged; B followed A at 5."""
     arrived = {sink: Arrived({A: 2.0, B: 6.0}) for sink in BOTH}
@@ -255,15 +154,6 @@ def merges(*merged: Merged) -> list[str]:
 
 def test_emit_returns_the_event_in_flight() -> None:
     assert merges(Merged(1, A, 4.0), Merged(1, B, 7.0)) == []
-
-
-def test_emit_returns_an_event_of_another_unique_key_or_none_at_all() -> None:
-    assert len(merges(Merged(2, A, 4.0), Merged(1, b"c" * 16, 4.0))) == 2
-
-
-def test_emit_returns_an_event_that_is_done() -> None:
-    [line] = merges(Merged(1, A, 7.0))
-    assert "2.00 s after" in line
 
 
 # -- schedules --------------------------------------------------------------------------------------------------------
@@ -280,21 +170,6 @@ def test_each_time_of_each_move_is_due_once() -> None:
     assert times({2025: 1, 2026: 2}, moves) == []
     assert times({2025: 1, 2026: 1}, moves) == ["schedule yearly_0: 1 times were missed: 2026 x 1"]
     assert times({2025: 2, 2026: 2}, moves) == ["schedule yearly_0: 1 times were emitted too often: 2025 x 1"]
-
-
-def test_a_time_that_no_move_made_due() -> None:
-    assert times({2024: 1, 2025: 1, 2026: 1}, [(2027, 2025)]) != []
-
-
-def test_the_new_year_may_begin_during_a_run() -> None:
-    assert times({2026: 1, 2027: 1}, [(2027, 2026)], following=2028) == []
-    assert times({2026: 1}, [(2027, 2026)], following=2028) != []
-
-
-def test_the_minutes_of_a_schedule_that_is_left_alone() -> None:
-    assert times({100: 1, 101: 1}, [], following=102) == []
-    assert times({100: 1, 102: 1}, [], following=103) == ["schedule yearly_0: 1 times were missed: 101 x 1"]
-    assert times({100: 2, 101: 1}, [], following=102) == ["schedule yearly_0: 1 times were emitted too often: 100 x 1"]
 
 
 def test_events_of_schedules_that_are_lost_or_phantom() -> None:
@@ -321,10 +196,3 @@ def test_violations_of_the_queue_fail_a_run() -> None:
 
 def _outcome() -> Outcome:
     return Outcome(SHORT, 1, Record(), flows={"kafka": Flow()})
-
-
-def test_a_line_that_a_kill_prevented_is_no_arrival(tmp_path: Path) -> None:
-    journal = tmp_path / "ticks.journal"
-    assert arrivals.uids(journal) == set()
-    journal.write_text("1.0\t00000000-0000-0000-0000-000000000001\t0.9\t\t\t{}\n")
-    assert arrivals.uids(journal) == {bytes(15) + b"\x01"}

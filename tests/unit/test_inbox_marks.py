@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from email.message import Message
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from uuid import UUID
 
 import pytest
 
-from outbox_relay.inbox import Headers, InvalidMark, aonce_per_event, consumer_of, once, once_per_event, uid_of
+from outbox_relay.inbox import Headers, InvalidMark, consumer_of, once, once_per_event, uid_of
 from outbox_relay.inbox_marks import mark_of
 from outbox_relay.sinks.contract.handing import an_event
 from outbox_relay.sinks.kafka.records import RecordFormat
@@ -66,21 +65,6 @@ def test_headers_without_one_uid_are_refused(headers: Headers | None, said: str)
         uid_of(headers)
 
 
-def test_a_header_that_is_repeated_with_one_value_is_taken() -> None:
-    assert uid_of([*IN_BYTES, *IN_BYTES, ("ID", str(UID).encode())]) == UID
-
-
-@pytest.mark.parametrize("number", ["", "0", "-1", "7 ", "seven", "٣", "1" * 20, "7/replay-8"])
-def test_a_replay_without_a_number_is_refused(number: str) -> None:
-    with pytest.raises(InvalidMark, match="outbox-replay"):
-        consumer_of("billing", [("outbox-replay", number.encode())])
-
-
-def test_two_replays_are_refused() -> None:
-    with pytest.raises(InvalidMark, match="outbox-replay"):
-        consumer_of("billing", [("outbox-replay", b"1"), ("outbox-replay", b"2")])
-
-
 @pytest.mark.parametrize("uid", [UID, str(UID), str(UID).upper()])
 def test_a_uid_and_its_text_are_one_mark(uid: UUID | str) -> None:
     assert mark_of("billing", uid) == ("billing", str(UID))
@@ -110,12 +94,6 @@ def test_a_value_that_cannot_be_sent_is_refused(consumer: Any, uid: Any, said: s
         mark_of(consumer, uid)
 
 
-def test_headers_of_the_standard_library_are_read() -> None:
-    message = Message()
-    message["Webhook-Id"] = str(UID)
-    assert uid_of(cast(Any, message)) == UID
-
-
 async def _mark(*_: object) -> bool:
     return True
 
@@ -128,45 +106,6 @@ def _generator(*_: object) -> Any:
 def test_what_is_asynchronous_is_refused_before_nothing_is_marked(handler: Any, mark: Any) -> None:
     with pytest.raises(TypeError, match="aonce_per_event"):
         once_per_event("billing", mark=mark)(handler)
-
-
-class Asynchronous:
-    """A handler whose class hides that it is asynchronous."""
-
-    async def __call__(self, *_: object) -> None:
-        """Do nothing."""
-
-
-async def _asynchronous_generator(*_: object) -> Any:
-    yield
-
-
-def _coroutine(*_: object) -> Any:
-    return _mark()
-
-
-def _made_generator(*_: object) -> Any:
-    return _generator()
-
-
-HIDDEN: list[Any] = [Asynchronous(), _asynchronous_generator, _coroutine, _made_generator]
-
-
-@pytest.mark.parametrize("handler", HIDDEN)
-async def test_a_result_that_has_not_run_is_an_error_which_rolls_the_mark_back(handler: Any) -> None:
-    message: Any = SimpleNamespace(headers={"webhook-id": str(UID)})
-
-    def marked(*_: object) -> bool:
-        return True
-
-    with pytest.raises(TypeError, match="and has not run: once_per_event wraps plain functions"):
-        once_per_event("billing", mark=marked)(handler)(None, message)
-
-    async def returning(*_: object) -> Any:
-        return handler()
-
-    with pytest.raises(TypeError, match="and has not run"):
-        await aonce_per_event("billing", mark=_mark)(returning)(None, message)
 
 
 def test_a_mark_whose_result_is_no_bool_marks_nothing_and_is_refused() -> None:

@@ -41,18 +41,6 @@ def test_commands_to_the_server_in_headers_of_an_event_are_left_out() -> None:
     }
 
 
-def test_two_sinks_and_a_replay_have_ids_of_their_own() -> None:
-    event = an_event()
-    ids = [message(event, *row).headers["Nats-Msg-Id"] for row in (("a", "s", None), ("b", "s", None), ("a", "s", 7))]
-    assert ids == [f"{event.uid}:a", f"{event.uid}:b", f"{event.uid}:a:7"]
-
-
-@pytest.mark.parametrize("kind", ["a..b", ".a", "a>", "a."])
-def test_a_type_that_is_no_part_of_a_subject_is_refused(kind: str) -> None:
-    with pytest.raises(ValueError, match="is no subject"):
-        message(an_event()._replace(type=kind), "stream", "shop.{type}", None)
-
-
 def test_the_size_of_a_message_is_at_least_that_of_the_bytes_on_the_wire() -> None:
     made = message(an_event("ключ", b"x" * 10), "stream", "shop.{type}", None)
     lines = "".join(f"{name}: {value}\r\n" for name, value in made.headers.items())

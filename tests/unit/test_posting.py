@@ -35,7 +35,6 @@ class OneClient:
     """Does with each event what it is told, and keeps those that it was given."""
 
     max_batch, max_in_flight, keeps_order, timeout_seconds = 1, 8, False, 15.0
-    trouble: str | None = None
 
     def __init__(self, behave: Behave = deliver) -> None:
         self.behave = behave

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from outbox_relay.fields import Secret
 from outbox_relay.sinks.kafka.delivery import Encoder
 from outbox_relay.sinks.kafka.registry import MAX_THREADS, RegistryOptions, SchemaRegistry
 from outbox_relay.sinks.kafka.schemas import SchemasUnavailable, SchemaUnusable, Subject
@@ -48,7 +49,7 @@ def encoded(asked: SchemaRegistry, subject: Subject = SUBJECT) -> bytes:
 
 
 def test_password_is_sent_and_shown_nowhere(server: RegistryServer) -> None:
-    options = RegistryOptions(server.url, "avro", username="relay", password=SECRET)
+    options = RegistryOptions(server.url, "avro", user_info=lambda: f"relay:{SECRET}")
     asked = SchemaRegistry(options)
     assert encoded(asked)
     expected = "Basic " + base64.b64encode(f"relay:{SECRET}".encode()).decode()
@@ -62,13 +63,13 @@ def test_password_is_sent_and_shown_nowhere(server: RegistryServer) -> None:
 
 def test_password_file_is_read_at_each_time(server: RegistryServer, tmp_path: Path) -> None:
     file = tmp_path / "password"
-    asked = registry(server, username="u", password_file=file)
+    asked = registry(server, user_info=partial(Secret(file=file).read, "u:{}".format))
     for password in ("old", "new"):
         file.write_text(f"{password}\n")
         assert encoded(asked)
     assert [base64.b64decode((each or "")[6:]) for each in server.logins] == [b"u:old", b"u:new"]
     file.unlink()
-    with pytest.raises(SchemasUnavailable, match=r"registry.password_file: .*: No such file or directory"):
+    with pytest.raises(SchemasUnavailable, match=r"registry.user_info: .*: No such file or directory"):
         ask(asked)
 
 
@@ -82,7 +83,7 @@ def test_registry_that_cannot_answer_is_unavailable(server: RegistryServer, stat
 def test_redirect_is_not_followed(server: RegistryServer) -> None:
     server.status, server.location = 302, f"{server.url}/elsewhere"
     with pytest.raises(SchemasUnavailable, match="HTTP status 302: redirects are not followed"):
-        ask(registry(server, username="relay", password=SECRET))
+        ask(registry(server, user_info=lambda: f"relay:{SECRET}"))
     assert server.paths == ["/subjects/orders-value/versions/latest"]
 
 
@@ -247,7 +248,7 @@ def test_other_certificate_is_refused_before_the_password_is_sent(authority: Aut
     trusted = {} if kind == "unknown" else {"ca_file": authority.certificate_file}
     with RegistryServer(context) as server:
         with pytest.raises(SchemasUnavailable, match=r"its certificate is not accepted") as raised:
-            ask(registry(server, username="relay", password=SECRET, **trusted))
+            ask(registry(server, user_info=lambda: f"relay:{SECRET}", **trusted))
         assert server.logins == []
         assert SECRET not in str(raised.value)
 

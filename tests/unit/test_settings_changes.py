@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from outbox_relay.fields import fields, table
 from outbox_relay.settings import differing, load, merged
 from outbox_relay.settings.problems import dotted
-from tests.support.own_models import SINKS
 from tests.support.settings_file import FILE, SECRET, load_text
 
 
@@ -40,8 +38,8 @@ def test_every_setting_is_compared() -> None:
     """Goes red when a setting that is added later is ignored by a reload without a word."""
     example = load(Path(__file__).parents[2] / "config" / "relay.example.toml", {})
     for name, sink in example.sinks.items():
-        for setting, field in fields(SINKS[sink.type]).items():
-            if table(field) is None and setting != "type":
+        for setting in type(sink).model_fields:
+            if setting not in ("type", "retry", "circuit", "registry"):
                 other = sink.model_copy(update={setting: object()})
                 new = example.model_copy(update={"sinks": {**example.sinks, name: other}})
                 assert [dotted(path[:3]) for path in differing(example, new)] == [f"sinks.{name}.{setting}"]

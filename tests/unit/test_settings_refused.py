@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -13,19 +15,15 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel, ValidationError
 
 from outbox_relay.domain.errors import ConfigurationError
-from outbox_relay.fields import fields, table
-from outbox_relay.settings import Settings, load
-from outbox_relay.settings.model import DatabaseSettings
-from outbox_relay.settings.problems import STATEMENT_LINES
+from outbox_relay.settings import load
+from outbox_relay.settings.producer import PROPERTIES
+from outbox_relay.settings.schema import json_schema
 from outbox_relay.sinks import types
-from tests.support.own_models import SINKS
 
 CANARY = "hunter2canary"
 SECRET = "whsec_" + base64.b64encode(b"k" * 24).decode()
-
 FILE = f"""
 [database]
 dsn = "postgresql://relay@localhost/shop"
@@ -34,16 +32,27 @@ lease_seconds = 15
 [sinks.events]
 type = "kafka"
 topic = "shop.{{type}}"
-producer = {{ "bootstrap.servers" = "localhost:9092" }}
+[sinks.events.producer]
+"bootstrap.servers" = "localhost:9092"
+[sinks.events.registry]
 [sinks.crm]
 type = "webhook"
 url = "https://crm.example.com/hooks"
 secrets = ["{SECRET}"]
-allow_networks = []
 [sinks.crm.retry]
 attempts = 12
+[sinks.crm.circuit]
+[sinks.mail]
+type = "python"
+handler = "shop.mail:send"
+[schedules.nightly]
+cron = "0 3 * * *"
+type = "nightly"
+[retention]
+[notify]
+[http]
 [routes]
-"order.*" = ["events", "crm"]
+"order.*" = ["events", "crm", "mail"]
 """
 
 
@@ -66,698 +75,385 @@ def refusal(tmp_path: Path, text: str, environ: dict[str, str] | None = None, ds
     return str(refused.value).replace(f"{tmp_path}/", "").splitlines()
 
 
-def changed(old: str, new: str) -> str:
-    """Return the file with one part replaced."""
-    assert FILE.count(old) == 1
-    return FILE.replace(old, new)
+def having(table: str, text: str) -> str:
+    """Return the file with lines in a table, in place of those with the same names."""
+    lines, names = FILE.splitlines(), {line.partition(" =")[0] for line in text.splitlines()}
+    start = lines.index(f"[{table}]") + 1
+    end = next((n for n in range(start, len(lines)) if lines[n].startswith("[")), len(lines))
+    kept = [line for line in lines[start:end] if line.partition(" =")[0] not in names]
+    return "\n".join([*lines[:start], text, *kept, *lines[end:]]) + "\n"
 
 
-def line_of(text: str, part: str) -> int:
-    """Return the first line of ``text`` that contains ``part``."""
-    return next(n for n, line in enumerate(text.splitlines(), 1) if part in line)
-
-
-WEBHOOK_URL = "sinks.crm.url"
-WRONG: list[tuple[str, str, str, str]] = [
-    # what is replaced, by what, the place, what is said
-    ("[database]", "[Database]", "Database", "there is no such setting; did you mean database?"),
-    ("[database]", "[databse]", "databse", "there is no such setting; did you mean database?"),
-    ("lease_seconds = 15", "lease_second = 15", "relay.lease_second", "did you mean lease_seconds?"),
-    ("url =", 'claim = "row"\nurl =', "sinks.crm.claim", "'log' or 'rows'"),
-    ("url =", 'fair_by = "tenant"\nurl =', "sinks.crm.fair_by", 'needs claim = "rows"'),
-    ("url =", 'claim = "rows"\nfair_by = "key"\nurl =', "sinks.crm.fair_by", "'tenant'"),
-    ("url =", 'claim = "rows"\nrows_max = 0\nurl =', "sinks.crm.rows_max", "greater than or equal to 1"),
-    ("url =", "rows_max = 1000000001\nurl =", "sinks.crm.rows_max", "less than or equal to 1000000000"),
-    ("url =", 'order = "key"\nclaim = "rows"\nurl =', "sinks.crm.order", 'give "none", or leave it out'),
-    ("lease_seconds = 15", "zzz = 15", "relay.zzz", "valid: lease_seconds, name, park_after_seconds"),
-    ("attempts = 12", "atempts = 12", "sinks.crm.retry.atempts", "did you mean attempts?"),
-    ("allow_networks", "allow_network", "sinks.crm.allow_network", "did you mean allow_networks?"),
-    ("url =", "topic =", "sinks.crm.topic", "there is no such setting"),
-    ("[sinks.crm.retry]", "[sinks.crm.rety]", "sinks.crm.rety", "did you mean retry?"),
-    (
-        "lease_seconds = 15",
-        "lease_seconds = 0.5",
-        "relay.lease_seconds",
-        "greater than or equal to 1 (time for which a relay",
-    ),
-    ("lease_seconds = 15", "lease_seconds = 601", "relay.lease_seconds", "less than or equal to 600"),
-    ("lease_seconds = 15", "lease_seconds = nan", "relay.lease_seconds", "should be a finite number"),
-    ("lease_seconds = 15", "lease_seconds = true", "relay.lease_seconds", "should be a number"),
-    ("lease_seconds = 15", "park_after_seconds = 0", "relay.park_after_seconds", "should be greater than 0"),
-    ("lease_seconds = 15", "stop_after_seconds = 0", "relay.stop_after_seconds", "should be greater than 0"),
-    ("lease_seconds = 15", 'name = ""', "relay.name", "at least 1 character"),
-    ("lease_seconds = 15", 'name = "a b"', "relay.name", "a label for people, 1 to 200 characters without blanks"),
-    ("attempts = 12", "attempts = 0", "sinks.crm.retry.attempts", "greater than or equal to 1"),
-    ("attempts = 12", "attempts = 1.5", "sinks.crm.retry.attempts", "should be a valid integer"),
-    ("attempts = 12", "attempts = true", "sinks.crm.retry.attempts", "should be a number"),
-    ("attempts = 12", "jitter = 2", "sinks.crm.retry.jitter", "less than or equal to 1 (part of a delay"),
-    (
-        "attempts = 12",
-        "base_seconds = 7200",
-        "sinks.crm.retry.max_seconds",
-        "is 3600, should not be below base_seconds",
-    ),
-    (
-        "[sinks.crm.retry]\nattempts = 12",
-        "[sinks.crm.circuit]\nprobe_seconds = 3\nprobe_max_seconds = 2",
-        "sinks.crm.circuit.probe_max_seconds",
-        "is 2, should not be below probe_seconds, which is 3",
-    ),
-    ("allow_networks = []", "max_in_flight = 0", "sinks.crm.max_in_flight", "greater than or equal to 1"),
-    ("allow_networks = []", "timeout_seconds = 61", "sinks.crm.timeout_seconds", "less than or equal to 60"),
-    ("allow_networks = []", 'order = "keys"', "sinks.crm.order", "should be 'key' or 'none'"),
-    ("allow_networks = []", 'start = "end"', "sinks.crm.start", "should be 'beginning' or 'now'"),
-    ("allow_networks = []", 'when_dead = "stop"', "sinks.crm.when_dead", "should be 'skip' or 'hold'"),
-    (
-        "allow_networks = []",
-        'forward_headers = ["a b"]',
-        "sinks.crm.forward_headers[0]",
-        "should be the name of a header",
-    ),
-    ("allow_networks = []", 'forward_headers = ["x", "Host"]', "sinks.crm.forward_headers[1]", "sets itself"),
-    ("allow_networks = []", 'forward_headers = ["Webhook-Id"]', "sinks.crm.forward_headers[0]", "sets itself"),
+WRONG = [
+    # the table, lines in it, the place below the table, what is said
+    ("relay", "lease_second = 15", "lease_second", "there is no such setting; did you mean lease_seconds?"),
+    ("relay", "zzz = 15", "zzz", "valid: lease_seconds, name, stop_after_seconds"),
+    ("relay", "lease_seconds = 0.5", "lease_seconds", "should be greater than or equal to 1"),
+    ("relay", "lease_seconds = nan", "lease_seconds", "should be a finite number"),
+    ("relay", "lease_seconds = true", "lease_seconds", "should be a number"),
+    ("relay", 'name = "a b"', "name", "should be a label for people"),
+    ("database", "dsn = 3", "dsn", "should be a valid string"),
+    ("database", f'dsn = "{CANARY}"', "dsn", 'should be "postgresql://'),
+    ("database", f'dsn = "postgresql://u:{CANARY}@h/d\\nx"', "dsn", "holds a line break"),
+    ("database", 'dsn = " "', "dsn", "is empty"),
+    ("database", 'dsn_file = "x"', "dsn_file", "excludes dsn: give one of the two"),
+    ("database", f'pooler = "{CANARY}"', "pooler", "should be 'none' or 'transaction'"),
+    *[("http", f'listen = "{text}"', "listen", "should ") for text in ("8080", "h:x", "h:65536", "::1:80", "a/b:1")],
+    ("retention", 'archive = "s3://u:p@b"', "archive", "should be the path of a directory"),
+    ("notify", 'sink = "crn"', "sink", "there is no such sink; did you mean crm?"),
+    ("sinks.crm", 'type = "webhok"', "type", 'should be "kafka" or "webhook" or "python"; did you mean webhook?'),
+    ("sinks.crm", "type = 3", "type", 'should be "kafka" or "webhook" or "python"'),
+    ("sinks.crm", "topic = 'x'", "topic", "there is no such setting"),
+    ("sinks.crm", "rety = {}", "rety", "did you mean retry?"),
+    ("sinks.crm", 'claim = "row"', "claim", "'log' or 'rows'"),
+    ("sinks.crm", 'fair_by = "tenant"', "fair_by", 'needs claim = "rows"'),
+    ("sinks.crm", 'order = "key"\nclaim = "rows"', "order", 'give "none", or leave it out'),
+    ("sinks.crm", "pending_max = 0", "pending_max", "greater than or equal to 1"),
+    ("sinks.crm", "rate_per_second = 0.001", "rate_per_second", "should be 0, for no limit, or at least 0.01"),
+    ("sinks.crm", 'cloudevents_source = "a b"', "cloudevents_source", "should be a URI or the path"),
+    ("sinks.crm.retry", "attempts = 1.5", "attempts", "should be a valid integer"),
+    ("sinks.crm.retry", "atempts = 12", "atempts", "did you mean attempts?"),
+    ("sinks.crm.retry", "base_seconds = 7200", "", "max_seconds should not be below base_seconds"),
+    ("sinks.crm.circuit", "probe_seconds = 90", "", "probe_max_seconds should not be below probe_seconds"),
+    ("sinks.crm", "timeout_seconds = 61", "timeout_seconds", "should be at most 60"),
+    ("sinks.crm", 'forward_headers = ["x", "Host"]', "forward_headers[1]", "sets itself"),
+    ("sinks.crm", 'forward_headers = ["a b"]', "forward_headers[0]", "should be the name of a header"),
+    ("sinks.crm", "permanent_statuses = [400, 399]", "permanent_statuses[1]", "is 399, should be"),
+    ("sinks.crm", "accepted_statuses = [503]", "accepted_statuses[0]", "cannot be accepted"),
+    ("sinks.crm", "accepted_statuses = [409]\npermanent_statuses = [409]", "permanent_statuses", "which accepted_"),
+    ("sinks.crm", 'client_key = "k.pem"', "client_key", "needs client_certificate"),
+    ("sinks.crm", f'proxy = "https://{CANARY}:3128"', "proxy", "should be http://HOST:PORT"),
+    ("sinks.crm", f'proxy = "http://u:{CANARY}@egress"', "proxy", "has no port: write http://HOST:PORT"),
+    ("sinks.crm", 'proxy = { path = "x" }', "proxy", "should be text, or a table"),
+    ("sinks.crm", 'allow_networks = ["10.1.0.1/16"]', "allow_networks[0]", 'is "10.1.0.0/16"'),
+    ("sinks.crm", 'allow_networks = ["lan"]', "allow_networks[0]", "should be a network such as"),
+    ("sinks.crm", f'secrets = ["{SECRET}", "{CANARY}"]', "secrets[1].secret", "should be whsec_ followed by"),
+    ("sinks.crm", f'secrets = [{{ file = "x", env = "{CANARY}" }}]', "secrets[0].secret", "should be text, or a table"),
+    ("sinks.crm", f'secrets = [{{ secret = "{SECRET}", until = 2027-01-01T00:00:00 }}]', "secrets[0].until", "time"),
+    ("sinks.crm", "secrets = []", "secrets", "has 0 secrets, should have 1 to 16"),
     *[
-        ("allow_networks = []", f"headers = {headers}", f"sinks.crm.headers.{place}", said)
+        ("sinks.crm", f"headers = {headers}", f"headers.{place}", said)
         for headers, place, said in [
-            ("{ Host = 'h' }", "Host", "is a header that the relay or the connection sets itself"),
-            ("{ Webhook-Signature = 'v1,x' }", "Webhook-Signature", "sets itself"),
-            ("{ content-type = 'x' }", "content-type", "sets itself"),
-            ("{ Outbox-Key = 'x' }", "Outbox-Key", "sets itself"),
-            ("{ X-Forwarded-For = '::1' }", "X-Forwarded-For", "sets itself"),
-            ("{ proxy-authorization = 'x' }", "proxy-authorization", "sets itself"),
-            ("{ cookie = 'x' }", "cookie", "sets itself"),
-            ("{ '' = 'x' }", '""', "should be the name of a header"),
-            ("{ 'x a' = 'x' }", '"x a"', "should be the name of a header"),
-            ("{ 'x:' = 'x' }", '"x:"', "should be the name of a header"),
+            (
+                "{ Webhook-Signature = 'v1,x' }",
+                "Webhook-Signature",
+                "is a header that the relay or",
+            ),
             ('{ "x\\r\\ny" = "x" }', '"x\\r\\ny"', "should be the name of a header"),
             (f"{{ {'x' * 129} = 'x' }}", '"' + "x" * 80 + '…"', "should be the name of a header"),
             ("{ x-a = '1', X-A = '2' }", "X-A", "appears twice"),
             (f'{{ x-a = "{CANARY}\\r\\nx-b: 1" }}', "x-a", "should hold visible ASCII characters"),
-            (f'{{ x-a = "{CANARY}\\u0000" }}', "x-a", "should hold visible ASCII characters"),
-            (f'{{ x-a = " {CANARY}" }}', "x-a", "with spaces only between them"),
-            (f'{{ x-a = "{CANARY}😀" }}', "x-a", "should hold visible ASCII characters"),
-            ("{ x-a = '' }", "x-a", "should hold visible ASCII characters"),
             (f'{{ x-a = "{CANARY * 400}" }}', "x-a", "holds more than 4096 bytes"),
-            ("{ x-a = 3 }", "x-a", 'should be text, or a table { env = "NAME" } or { file = "PATH" }'),
-            (f"{{ x-a = {{ evn = '{CANARY}' }} }}", "x-a", "should be text, or a table"),
-            ("{ x-a = { env = 'A', file = 'b' } }", "x-a", "should be text, or a table"),
-            ("{ x-a = {} }", "x-a", "should be text, or a table"),
+            (f"{{ x-a = {{ evn = '{CANARY}' }} }}", "x-a", 'should be text, or a table { file = "PATH" } or { env'),
             (f"{{ x-a = {{ text = '{CANARY}' }} }}", "x-a", "should be text, or a table"),
-            ("{ x-a = { env = '' } }", "x-a.env", "at least 1 character"),
         ]
     ],
-    ("allow_networks = []", 'headers = "x"', "sinks.crm.headers", "should be a table"),
-    (
-        "allow_networks = []",
-        "headers = { " + ", ".join(f"x-{n} = 'v'" for n in range(33)) + " }",
-        "sinks.crm.headers",
-        "should have at most 32 items",
-    ),
-    (
-        "allow_networks = []",
-        'forward_headers = ["x-tenant"]\nheaders = { X-Tenant = "t" }',
-        "sinks.crm.headers.X-Tenant",
-        "is in forward_headers too",
-    ),
-    ("allow_networks = []", "permanent_statuses = [400, 399]", "sinks.crm.permanent_statuses[1]", "is 399, should be"),
-    ("allow_networks = []", "permanent_statuses = [600]", "sinks.crm.permanent_statuses[0]", "is 600, should be"),
-    *[
-        ("allow_networks = []", f"permanent_statuses = [{n}]", "sinks.crm.permanent_statuses[0]", "has a fixed meaning")
-        for n in (408, 410, 425, 429, 502, 503, 504, 520, 527, 530)
-    ],
-    ("allow_networks = []", "accepted_statuses = [299]", "sinks.crm.accepted_statuses[0]", "is 299, should be 300"),
-    ("allow_networks = []", "accepted_statuses = [503]", "sinks.crm.accepted_statuses[0]", "cannot be accepted"),
-    (
-        "allow_networks = []",
-        "accepted_statuses = [409]\npermanent_statuses = [409]",
-        "sinks.crm.permanent_statuses",
-        "has 409, which accepted_statuses has too",
-    ),
-    ("allow_networks = []", 'permanent_statuses = ["4xx"]', "sinks.crm.permanent_statuses[0]", "valid integer"),
-    ("allow_networks = []", "retry_after_max_seconds = 0", "sinks.crm.retry_after_max_seconds", "greater than 0"),
-    (
-        "allow_networks = []",
-        "retry_after_max_seconds = 86401",
-        "sinks.crm.retry_after_max_seconds",
-        "or equal to 86400",
-    ),
-    ("allow_networks = []", 'client_key = "k.pem"', "sinks.crm.client_key", "needs client_certificate"),
-    ("allow_networks = []", 'proxy = "https://egress:3128"', "sinks.crm.proxy", "should be http://HOST:PORT"),
-    ("allow_networks = []", 'proxy = "http://egress:3128/x"', "sinks.crm.proxy", "should be http://HOST:PORT"),
-    ("allow_networks = []", 'proxy = "http://egress:3128?x"', "sinks.crm.proxy", "should be http://HOST:PORT"),
-    ("allow_networks = []", 'proxy = "http://egress"', "sinks.crm.proxy", "has no port: write http://HOST:PORT"),
-    ("allow_networks = []", 'proxy = "http://egress:0"', "sinks.crm.proxy", "has a wrong port"),
-    ("allow_networks = []", 'proxy = "http://:3128"', "sinks.crm.proxy", "has no host"),
-    ("allow_networks = []", 'proxy = "http://u:p@egress:3128"', "sinks.crm.proxy", "put them into proxy_authoriz"),
-    ("allow_networks = []", 'proxy_authorization_file = "p"', "sinks.crm.proxy_authorization_file", "needs proxy"),
-    ("allow_networks = []", 'cloudevents = "batched"', "sinks.crm.cloudevents", "'none', 'binary' or 'structured'"),
-    ("allow_networks = []", 'cloudevents_source = ""', "sinks.crm.cloudevents_source", "at least 1 character"),
-    (
-        "allow_networks = []",
-        'cloudevents_source = "a b"',
-        "sinks.crm.cloudevents_source",
-        "should be a URI or the path",
-    ),
-    (
-        "allow_networks = []",
-        'cloudevents_source = "a%2"',
-        "sinks.crm.cloudevents_source",
-        "should be a URI or the path",
-    ),
-    ("allow_networks = []", 'allow_networks = ["10.1.0.1/16"]', "sinks.crm.allow_networks[0]", 'is "10.1.0.0/16"'),
-    ("allow_networks = []", 'allow_networks = ["lan"]', "sinks.crm.allow_networks[0]", "should be a network such as"),
-    ("allow_networks = []", "allow_networks = [1]", "sinks.crm.allow_networks[0]", "network"),
-    (
-        'type = "webhook"',
-        'type = "webhok"',
-        "sinks.crm.type",
-        'should be "kafka" or "webhook" or "python"; did you mean webhook?',
-    ),
-    ('type = "webhook"', "", "sinks.crm.type", 'is required: "kafka" or "webhook" or "python"'),
-    ("[sinks.crm]", "[sinks.Crm]", "sinks.Crm", "a sink's name is 1 to 40 of a-z, 0-9 and _"),
-    ("[sinks.crm]", "[sinks.c__m]", "sinks.c__m", "holds no __"),
-    ("[sinks.crm]", f"[sinks.{'c' * 41}]", f"sinks.{'c' * 41}", "1 to 40"),
-    ("[sinks.crm]", '[sinks."c\\nm"]', 'sinks."c\\nm"', "a sink's name"),
-    ("[sinks.crm]", "[sinks.x]", "sinks.crm.type", "is required"),
-    ('topic = "shop.{type}"', "", "sinks.events.topic", "is required (topic of an event: a name, or a template"),
-    ("shop.{type}", "shop.{typ}", "sinks.events.topic", "position 6: unknown field {typ}; did you mean {type}?"),
-    ("shop.{type}", "shop.{type", "sinks.events.topic", "position 6: a lone '{'"),
-    ("shop.{type}", "__consumer_offsets", "sinks.events.topic", "begins with __, as Kafka's internal topics do"),
-    ("shop.{type}", "__{type}", "sinks.events.topic", "begins with __, as Kafka's internal topics do"),
-    ('"shop.{type}"', '"a"\ntopics = ["b.*"]', "sinks.events.topics", "does not allow the topic of this sink"),
-    ('"shop.{type}"', '"shop.{type}"\ntopics = ["b.*", "sho"]', "sinks.events.topics", "does not allow any topic"),
-    ('"shop.{type}"', '"a"\ntopics = ["__a"]', "sinks.events.topics[0]", "begins with __"),
-    ('"shop.{type}"', '"a"\ntopics = ["a b"]', "sinks.events.topics[0]", "should be the name of a topic, with *"),
-    ('"shop.{type}"', '"a"\ntopics = [""]', "sinks.events.topics[0]", "should be the name of a topic, with *"),
-    ('"shop.{type}"', '"a"\ntype_header = "a b"', "sinks.events.type_header", "should be the name of a header"),
-    ('{ "bootstrap.servers" = "localhost:9092" }', "{}", "sinks.events.producer", 'needs "bootstrap.servers"'),
-    (
-        '"bootstrap.servers"',
-        '"bootstrap.server"',
-        'sinks.events.producer."bootstrap.server"',
-        "librdkafka has no such setting; did you mean bootstrap.servers?",
-    ),
-    ('"localhost:9092"', '" "', "sinks.events.producer", 'needs "bootstrap.servers"'),
-    ('"bootstrap.servers"', "bootstrap.servers", "sinks.events.producer.bootstrap", 'needs quotes: "bootstrap.…"'),
-    ('{ "bootstrap.servers" = "localhost:9092" }', "3", "sinks.events.producer", "should be a table"),
-    ('["events", "crm"]', '["event"]', 'routes."order.*"[0]', "there is no sink event; did you mean events?"),
-    ('["events", "crm"]', '["crm", "nosuch"]', 'routes."order.*"[1]', "there is no sink nosuch; valid: crm, events"),
-    ('["events", "crm"]', "[]", 'routes."order.*"', "a list of one or more names of sinks"),
-    ('["events", "crm"]', '"events"', 'routes."order.*"', "a list of one or more names of sinks"),
-    ('["events", "crm"]', "[1]", 'routes."order.*"', "a list of one or more names of sinks"),
-    ('"order.*"', '"order *"', 'routes."order *"', "matches nothing"),
-    ('"order.*"', '""', 'routes.""', "is empty"),
-    ('"order.*"', '"outbox.*"', 'routes."outbox.*"', "are notices: set sink in [notify]"),
-    ('"order.*"', '"outbox.dead"', 'routes."outbox.dead"', "are notices: set sink in [notify]"),
-    ("[routes]", '[notify]\nsink = "crn"\n[routes]', "notify.sink", "there is no such sink; did you mean crm?"),
-    ("[routes]", "[notify]\nlagging_seconds = 9\n[routes]", "notify.lagging_seconds", "greater than or equal to 10"),
-    ("[routes]", "routes.x = 3\n[routs]", "routs", "did you mean routes?"),
+    ("sinks.crm", 'forward_headers = ["x-a"]\nheaders = { X-A = "t" }', "headers.X-A", "is in forward_headers too"),
+    ("sinks.events", 'topic = "shop.{typ}"', "topic", "position 6: unknown field {typ}; did you mean {type}?"),
+    ("sinks.events", 'topic = "__{type}"', "topic", "begins with __, as Kafka's internal topics do"),
+    ("sinks.events", 'topic = "a"\ntopics = ["b.*"]', "topics", "does not allow the topic of this sink"),
+    ("sinks.events", 'topics = ["b.*", "sho"]', "topics", "does not allow any topic"),
+    ("sinks.events", 'topics = ["a b"]', "topics[0]", "should be the name of a topic, with *"),
+    ("sinks.events", 'type_header = "a b"', "type_header", "should be the name of a header"),
+    ("sinks.events", "create_topics = { partitions = 6 }", "create_topics.replication_factor", "is required"),
+    ("sinks.events", "max_in_flight_total = 5", "max_in_flight_total", "has no meaning for Kafka"),
+    ("sinks.events", 'token_provider = "shop.msk:token"', "token_provider", 'needs "sasl.mechanism"'),
+    ("sinks.events.producer", '"sasl.mechanism" = "AWS_MSK_IAM"', '"sasl.mechanism"', "token_provider"),
+    ("sinks.events.producer", f'acsk = "{CANARY}"', "acsk", "librdkafka has no such setting; did you mean acks?"),
+    ("sinks.events.producer", "bootstrap.servers = 'x'", "bootstrap", 'needs quotes: "bootstrap.…"'),
+    ("sinks.events.producer", '"bootstrap.servers" = " "', "", 'needs "bootstrap.servers"'),
+    ("sinks.events.producer", 'acks = { file = "/x" }', "acks", "is no secret: write its value here"),
+    ("sinks.events.producer", '"batch.size" = "big"', '"batch.size"', "should be a whole number"),
+    ("sinks.events.registry", 'url = "https://r.internal"', "format", "is required with url"),
+    ("sinks.events.registry", 'format = "avro"', "format", "needs url"),
+    ("sinks.events.registry", f'url = "https://u:{CANARY}@a.internal"', "url", "should hold no credentials"),
+    ("sinks.events.registry", f'user_info = "{CANARY}"', "user_info", 'should be "USER:PASSWORD"'),
+    ("sinks.events.registry", 'records = { a = "not a name" }', "records.a", "should be the full name of a record"),
+    ("sinks.mail", 'handler = "shop.mail"', "handler", 'should be "MODULE:FUNCTION", such as "shop.mail:send"'),
+    ("sinks.mail", "transaction = true", "transaction", "needs dsn"),
+    ("sinks.mail", 'cloudevents = "binary"', "cloudevents", "has no effect: a handler gets the event itself"),
+    ("schedules.nightly", 'cron = "0 25 * * *"', "cron", ""),
+    ("schedules.nightly", 'timezone = "Mars"', "timezone", ""),
+    ("schedules.nightly", 'type = "outbox.x"', "type", "are the relay's own"),
+    ("schedules.nightly", "payload = { a = { at = 2027-01-01 } }", "payload.a.at", "JSON has no dates and times"),
+    ("schedules.nightly", "payload = 3", "payload", "should be a table"),
+    ("schedules.nightly", 'key = "a\\u0000"', "key", "PostgreSQL cannot store"),
+    ("routes", '"order.*" = ["event"]', '"order.*"[0]', "there is no sink event; did you mean events?"),
+    ("routes", '"order.*" = "events"', '"order.*"', "a list of one or more names of sinks"),
+    ("routes", '"order *" = ["crm"]', '"order *"', "matches nothing"),
+    ("routes", '"outbox.*" = ["crm"]', '"outbox.*"', "are notices: set sink in [notify]"),
 ]
 
 
-@pytest.mark.parametrize(("old", "new", "place", "said"), WRONG, ids=[f"{row[2]}:{row[3][:20]}" for row in WRONG])
-def test_wrong_value_is_refused_with_its_place(tmp_path: Path, old: str, new: str, place: str, said: str) -> None:
-    lines = refusal(tmp_path, changed(old, new))
-    assert any(re.match(rf"relay\.toml:\d+: {re.escape(place)}: ", line) and said in line for line in lines), lines
+@pytest.mark.parametrize(("table", "text", "place", "said"), WRONG, ids=[f"{row[0]}:{row[1][:30]}" for row in WRONG])
+def test_wrong_value_is_refused_with_its_place_and_the_fix(
+    tmp_path: Path, table: str, text: str, place: str, said: str
+) -> None:
+    (line,) = refusal(tmp_path, having(table, text))
+    at = f"{table}.{place}".rstrip(".")
+    assert re.match(rf"relay\.toml:\d+: {re.escape(at)}: ", line), line
+    assert said in line
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "part"),
+    ("old", "new", "said"),
     [
-        (changed("lease_seconds = 15", "\n# lease\n\nlease_seconds = 0"), "relay.lease_seconds", "lease_seconds ="),
-        (changed("attempts = 12", "attempts = 0"), "sinks.crm.retry.attempts", "attempts ="),
-        (changed("attempts = 12", ""), "sinks.crm.url", "url ="),
-        (changed('topic = "shop.{type}"', ""), "sinks.events.topic", "[sinks.events]"),
-        (changed('["events", "crm"]', '[\n  "events",\n  "no",\n]'), 'routes."order.*"[1]', '"order.*" ='),
-        (changed("[routes]", "[routes]\nx = ['''\n[sinks.crm]\n''']\n"), "routes.x[0]", "x = ["),
-        (FILE + "[[sinks.crm.retry.x]]\n", "sinks.crm.retry.x", "[[sinks.crm.retry.x]]"),
-        (changed("allow_networks = []", "retri.x = 1"), "sinks.crm.retri", "retri.x"),
-        (changed('["events", "crm"]', "[3]") + "\n" * 5, 'routes."order.*"', '"order.*" ='),
-        (changed("[relay]", "[ relay ] # the relay\nnam = ''"), "relay.nam", "nam ="),
+        ("[database]", "[databse]", "databse: there is no such setting; did you mean database?"),
+        ("[sinks.mail]", "[sinks.Mail]", "sinks.Mail: a sink's name is 1 to 40 of a-z, 0-9 and _"),
+        ("[sinks.mail]", "[sinks.m__l]", "holds no __"),
+        ('type = "python"', "", 'sinks.mail.type: is required: "kafka" or "webhook" or "python"'),
+        ('topic = "shop.{type}"', "", "sinks.events.topic: is required"),
+        (f'secrets = ["{SECRET}"]', "", "sinks.crm.secrets: is required"),
     ],
 )
-def test_place_has_its_line(tmp_path: Path, text: str, place: str, part: str) -> None:
-    if place == "sinks.crm.url":
-        text = text.replace("https://", "ftp://")
-    lines = [line for line in refusal(tmp_path, text) if f": {place}: " in line]
-    assert [line.split(": ")[0] for line in lines] == [f"relay.toml:{line_of(text, part)}"], lines
+def test_wrong_or_missing_name_is_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
+    assert any(said in line for line in refusal(tmp_path, FILE.replace(old, new)))
 
 
-def test_lines_are_counted_alike_in_files_of_windows(tmp_path: Path) -> None:
-    text = changed("attempts = 12", "attempts = 0")
-    path = tmp_path / "relay.toml"
-    path.write_bytes(text.replace("\n", "\r\n").encode())
-    with pytest.raises(ConfigurationError, match=f"^{path}:{line_of(text, 'attempts =')}: sinks.crm.retry.attempts: "):
-        load(path, {})
-
-
-def test_models_alone_do_not_repeat_a_value_either() -> None:
-    with pytest.raises(ValidationError) as refused:
-        DatabaseSettings.model_validate({"dsn": [CANARY], "pooler": CANARY})
-    assert "pooler" in str(refused.value)
-    assert CANARY not in str(refused.value)
-
-
-def test_addresses_are_not_judged_by_a_list_that_is_wrong(tmp_path: Path) -> None:
-    text = changed("allow_networks = []", 'allow_networks = ["10.0.0.0/8", "lan"]')
-    (line,) = refusal(tmp_path, text.replace("crm.example.com", "10.2.0.1"))
-    assert "sinks.crm.allow_networks[1]: should be a network" in line
-
-
-def test_items_of_an_array_of_tables_have_their_own_lines(tmp_path: Path) -> None:
-    text = changed(f'secrets = ["{SECRET}"]\n', "").replace(
-        "[sinks.crm.retry]",
-        f'[[sinks.crm.secrets]]\nsecret = "{SECRET}"\n[[sinks.crm.secrets]]\nsecret = "{CANARY}"\n[sinks.crm.retry]',
-    )
-    (line,) = refusal(tmp_path, text)
-    assert line.startswith(f"relay.toml:{line_of(text, CANARY)}: sinks.crm.secrets[1].secret: should be whsec_")
-
-
-def test_place_behind_a_very_long_value_names_the_file_alone(tmp_path: Path) -> None:
-    text = (
-        'routes."a" = [\n' + '"crm",\n' * 2 * STATEMENT_LINES + "]\n" + changed("[routes]", "").replace("attempts", "a")
-    )
-    lines = refusal(tmp_path, text.replace('"order.*" = ["events", "crm"]', ""))
-    assert lines == [
-        "relay.toml: sinks.crm.retry.a: there is no such setting; valid: attempts, base_seconds, jitter, max_seconds"
-    ]
-
-
-def test_every_problem_is_listed_at_once(tmp_path: Path) -> None:
-    text = changed("attempts = 12", "attempts = 0").replace("shop.{type}", "{typ}").replace('"crm"]', '"cm"]')
-    text = text.replace("lease_seconds", "lease").replace(SECRET, CANARY)
-    environ = {"OUTBOX_RELAY_SINKS__CRM__URI": "x", "OUTBOX_RELAY_HTTP__LISTEN": "x"}
-    lines = refusal(tmp_path, text, environ)
-    for part in (
-        "sinks.crm.retry.attempts",
-        "sinks.events.topic",
-        'routes."order.*"[1]',
-        "relay.lease",
-        "sinks.crm.secrets[0].secret",
-        "OUTBOX_RELAY_SINKS__CRM__URI",
-        "http.listen",
-    ):
-        assert sum(part in line for line in lines) == 1, (part, lines)
-    assert len(lines) == 7
+def test_every_problem_is_listed_at_once_with_its_line(tmp_path: Path) -> None:
+    text = having("sinks.crm", f'secrets = [\n  "{SECRET}",\n  "{CANARY}",\n]')
+    text = text.replace("attempts = 12", "attempts = 0").replace('"shop.{type}"', "'shop.{typ}'")
+    text = text.replace('"mail"]', '"male"]')
+    text = text.replace("lease_seconds", "lease")
+    environ = {
+        "OUTBOX_RELAY_SINKS__CRM__URI": "x",
+        "OUTBOX_RELAY_HTTP__LISTEN": "x",
+        "OUTBOX_RELAY_DATABSE__DSN": CANARY,
+    }
+    lines = text.splitlines()
+    topic = lines.index("topic = 'shop.{typ}'") + 1
+    expected = {
+        f"relay.toml:{lines.index('lease = 15') + 1}: relay.lease",
+        f"relay.toml:{lines.index('attempts = 0') + 1}: sinks.crm.retry.attempts",
+        f"relay.toml:{lines.index('secrets = [') + 1}: sinks.crm.secrets[1].secret",
+        f"relay.toml:{topic}: sinks.events.topic",
+        f'relay.toml:{len(lines)}: routes."order.*"[2]',
+        "OUTBOX_RELAY_SINKS__CRM__URI: sinks.crm.uri",
+        "OUTBOX_RELAY_HTTP__LISTEN: http.listen",
+        "OUTBOX_RELAY_DATABSE__DSN: databse.dsn",
+    }
+    found = refusal(tmp_path, text, environ)
+    assert {": ".join(line.split(": ")[:2]) for line in found} == expected
+    assert len(found) == len(expected)
 
 
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
-        *[("enable.idempotence", value) for value in ("false", '"false"', "0", '"no"', '""')],
+        ("enable.idempotence", '"false"'),
         ("enable.gapless.guarantee", "false"),
-        *[(name, value) for name in ("acks", "request.required.acks") for value in ("1", "0", '"1"', '"leader"')],
-        *[
-            (name, value)
-            for name in ("message.timeout.ms", "delivery.timeout.ms")
-            for value in ("1", '"300000"', '"x"')
-        ],
-        *[("max.in.flight", value) for value in ("2", "5", "0", '"1000000"', '"x"')],
-        ("max.in.flight.requests.per.connection", "6"),
-        ("retries", "2147483647"),
+        ("request.required.acks", '"leader"'),
+        ("delivery.timeout.ms", "1"),
+        ("max.in.flight", "5"),
         ("message.send.max.retries", "0"),
-        ("transactional.id", '"a"'),
+        ("transactional.id", f'"{CANARY}"'),
         ("partitioner", '"random"'),
         ("delivery.report.only.error", "true"),
         ("queuing.strategy", '"lifo"'),
-        ("dr_msg_cb", '"f"'),
         ("oauth_cb", '"f"'),
-        ("on_delivery", '"f"'),
-        ("logger", '"f"'),
     ],
 )
 def test_producer_setting_that_undoes_a_guarantee_is_refused_with_the_reason(
     tmp_path: Path, setting: str, value: str
 ) -> None:
-    text = changed('"localhost:9092"', f'"localhost:9092", "{setting}" = {value}')
-    (line,) = refusal(tmp_path, text)
-    name = setting if re.fullmatch(r"\w+", setting) else f'"{setting}"'
-    assert re.match(rf"relay\.toml:9: sinks\.events\.producer\.{name}: should .*: \w+ \w+", line), line
+    (line,) = refusal(tmp_path, having("sinks.events.producer", f'"{setting}" = {value}'))
+    assert re.search(r"sinks\.events\.producer\..*: should .*: \w+ \w+", line), line
 
 
-def test_each_refused_producer_setting_is_a_problem_of_its_own(tmp_path: Path) -> None:
-    text = changed('"bootstrap.servers" = "localhost:9092"', f'acks = 1, retries = 3, "transactional.id" = "{CANARY}"')
-    assert len(refusal(tmp_path, text)) == 4
+def test_a_name_that_librdkafka_knows_and_the_list_lacks_is_handed_on(tmp_path: Path) -> None:
+    path = tmp_path / "relay.toml"
+    path.write_text(having("sinks.events.producer", '"test.mock.num.brokers" = 3'))
+    assert "test.mock.num.brokers" not in PROPERTIES
+    assert load(path, {}).sinks
+
+
+LISTED = """
+import ctypes, re, confluent_kafka
+libc, library = ctypes.CDLL(None), ctypes.CDLL(re.search(r"/\\S*librdkafka\\S*", open("/proc/self/maps").read())[0])
+libc.fdopen.restype = ctypes.c_void_p
+stream = ctypes.c_void_p(libc.fdopen(1, b"w"))
+library.rd_kafka_conf_properties_show(stream)
+libc.fclose(stream)
+"""
+
+
+@pytest.mark.processes
+def test_the_list_has_every_setting_of_the_installed_librdkafka() -> None:
+    """The library itself prints its table; only settings of functions have an underscore in the name."""
+    table = subprocess.run([sys.executable, "-c", LISTED], capture_output=True, text=True, check=True).stdout
+    names = set(re.findall(r"^([a-z][\w.]*) +\| ", table, re.MULTILINE))
+    functions = {name for name in names if "_" in name and name != "log_level"}
+    assert names - functions - {"opaque", "interceptors"} == PROPERTIES
 
 
 @pytest.mark.parametrize(
     ("url", "said"),
     [
         ("http://crm.example.com", "plain http is refused: use https, or set allow_http = true"),
-        ("ftp://crm.example.com", "should begin with https://"),
         ("javascript:alert(1)", "should begin with https://"),
-        ("crm.example.com/hook", "should begin with https://"),
-        ("", "should be a URL of 1 to 2048 characters"),
         ("https://h/" + "a" * 2048, "should be a URL of 1 to 2048 characters"),
         (f"https://user:{CANARY}@crm.example.com", "holds credentials"),
-        (f"https://{CANARY}@crm.example.com", "holds credentials"),
         ("https://@crm.example.com", "holds credentials"),
         (f"https://crm.example.com/#{CANARY}", "holds a fragment"),
-        ("https://crm.example.com/#", "holds a fragment"),
-        ("https://", "has no host"),
-        ("https:///hook", "has no host"),
         ("https:crm.example.com", "has no host"),
         ("https://:443/", "has no host"),
-        ("https://.", "has no host"),
         *[(f"https://h.example:{port}/", "has a wrong port") for port in ("0", "99999", "-1", "x", "", "+80")],
-        ("https://a b.example", "holds a space"),
         ("https://h.example/a\\tb", "holds a space, a control character"),
-        ("https://h.example/a\\u0000", "holds a space, a control character"),
         ("http://127.0.0.1:p\\\\@evil/", "a backslash"),
         ("https://bücher.example", "a letter beyond ASCII"),
         ("https://\uff11\uff12\uff17.0.0.1", "a letter beyond ASCII"),
         ("https://a..b", "has a host that is no name"),
-        ("https://" + "a" * 64 + ".example", "has a host that is no name"),
-        ("https://" + "a.a" * 100, "has a host that is no name"),
         ("https://h%00.example", "has a host that is no name"),
-        ("https://-a.example", "has a host that is no name"),
-        ("https://a,b", "has a host that is no name"),
         ("https://[::1", "is no IPv6 address"),
-        ("https://[zz]/", "no"),
         ("https://a[::1]/", "no"),
         ("https://[fe80::1%25eth0]/", "has an address with a zone"),
         *[
             (f"https://{host}/", "neither a name nor an address")
-            for host in ("127.1", "2130706433", "0x7f.1", "0177.0.0.1", "0", "0x", "1.2.3.4.5", "256.0.0.1", "a.0x1")
+            for host in ("127.1", "2130706433", "0x7f.1", "0177.0.0.1", "0", "1.2.3.4.5", "a.0x1")
         ],
-        ("https://127.0.0.1", "leads to the loopback address 127.0.0.1: list its network in allow_networks"),
         ("https://127.0.0.1./", "leads to the loopback address"),
-        ("https://0.0.0.0", "leads to the unspecified address"),
-        ("https://10.2.3.4", "leads to the private address"),
+        ("https://10.2.3.4", "leads to the private address 10.2.3.4: list its network in allow_networks"),
         ("https://169.254.169.254/latest", "leads to the link-local address"),
-        ("https://[::1]", "leads to the loopback address ::1"),
-        ("https://[::]", "leads to the unspecified address"),
         ("https://[::ffff:127.0.0.1]", "leads to the loopback address"),
         ("https://[::127.0.0.1]", "leads to the translated or tunnelled address"),
-        ("https://[fd00::1]", "leads to the private address"),
-        ("https://localhost:8000", 'leads to this machine: list "127.0.0.0/8" in allow_networks'),
-        ("https://a.LOCALHOST.", "leads to this machine"),
+        ("https://a.LOCALHOST.", 'leads to this machine: list "127.0.0.0/8" in allow_networks'),
     ],
 )
 def test_url_that_must_not_be_addressed_is_refused_with_the_fix(tmp_path: Path, url: str, said: str) -> None:
-    text = changed("https://crm.example.com/hooks", url)
-    (line,) = refusal(tmp_path, text)
-    assert line.startswith(f"relay.toml:{line_of(text, 'url =')}: {WEBHOOK_URL}: ")
+    (line,) = refusal(tmp_path, having("sinks.crm", f'url = "{url}"'))
+    assert ": sinks.crm.url: " in line
     assert said in line
 
 
-def test_address_is_judged_by_what_is_listed(tmp_path: Path) -> None:
-    text = changed("allow_networks = []", 'allow_networks = ["10.1.0.0/16"]')
-    (line,) = refusal(tmp_path, text.replace("crm.example.com", "10.2.0.1"))
-    assert "leads to the private address 10.2.0.1" in line
-
-
 @pytest.mark.parametrize(
-    ("secrets", "said"),
+    ("table", "text", "url", "service"),
     [
-        ("[]", "secrets: is required, or secrets_file: requests are signed"),
-        ('[""]', "secrets[0].secret: should be whsec_ followed by"),
-        ('["whsec_"]', "holds 0 bytes after whsec_, should hold 24 to 64"),
-        (f'["{CANARY}"]', "should be whsec_ followed by"),
-        (f'["v1,{SECRET}"]', "should be whsec_ followed by"),
-        ('["whsec_' + "ab" * 24 + '!"]', "is not standard base64"),
-        ('["whsec_' + base64.b64encode(b"k" * 23).decode() + '"]', "holds 23 bytes"),
-        ('["whsec_' + base64.b64encode(b"k" * 65).decode() + '"]', "holds 65 bytes"),
-        ('["whsec_' + base64.b64encode(b"k" * 25).decode().rstrip("=") + '"]', "is not standard base64"),
-        ('["whsec_' + base64.urlsafe_b64encode(b"\xff" * 24).decode() + '"]', "is not standard base64"),
-        (f'["{SECRET} "]', "is not standard base64"),
-        ('["whsk_' + base64.b64encode(b"k" * 31).decode() + '"]', "holds 31 bytes after whsk_"),
-        ('["whsk_' + base64.b64encode(b"k" * 64).decode() + '"]', "public key after whsk_ that does not belong"),
-        (
-            f'["{SECRET}", {{secret = "{SECRET}", until = 2027-01-01T00:00:00}}]',
-            "secrets[1].until: should have timezone",
-        ),
-        (f'["{SECRET}", {{secret = "{SECRET}", til = 2027-01-01T00:00:00Z}}]', "til: there is no such setting"),
-        ("[{until = 2027-01-01T00:00:00Z}]", "secrets[0].secret: is required"),
-        ("[3]", "secrets[0]: should be a table"),
-        (f'"{CANARY}"', "secrets: should be a list: ["),
-        (json.dumps([SECRET] * 17), "secrets: "),
-        (f'["{SECRET}"]\nsecrets_file = "x"', "sinks.crm.secrets_file: excludes secrets: give one of the two"),
+        ("http", 'listen = "0.0.0.0:8080"', "https://127.0.0.1:8080", "HTTP port"),
+        ("database", 'dsn = "host=db.example port=443"', "https://DB.example.", "database"),
+        ("database", 'listen_dsn = "postgresql://direct.example:6432/x"', "https://direct.example:6432", "database"),
     ],
 )
-def test_wrong_secret_is_refused_without_it(tmp_path: Path, secrets: str, said: str) -> None:
-    (line,) = refusal(tmp_path, changed(f'["{SECRET}"]', secrets))
-    assert said in line
-    assert SECRET.removeprefix("whsec_") not in line
-    assert "YWJ" not in line
-
-
-def test_webhook_without_any_secret_is_refused(tmp_path: Path) -> None:
-    (line,) = refusal(tmp_path, changed(f'secrets = ["{SECRET}"]', ""))
-    assert line == "relay.toml:10: sinks.crm.secrets: is required, or secrets_file: requests are signed"
-
-
-@pytest.mark.parametrize(
-    ("dsn", "said"),
-    [
-        ("", "is empty"),
-        (" ", "is empty"),
-        (CANARY, 'should be "postgresql://'),
-        (f"postgres:/u:{CANARY}@h/d", 'should be "postgresql://'),
-        (f"postgresql://u:{CANARY}@h/d\\nx", "holds a line break"),
-    ],
-)
-def test_wrong_connection_string_is_refused_without_it(tmp_path: Path, dsn: str, said: str) -> None:
-    (line,) = refusal(tmp_path, changed("postgresql://relay@localhost/shop", dsn))
-    assert line.startswith(f"relay.toml:3: database.dsn: {said}")
-
-
-def test_wrong_option_is_named(tmp_path: Path) -> None:
-    (line,) = refusal(tmp_path, FILE, dsn=CANARY)
-    assert line.startswith('--dsn: database.dsn: should be "postgresql://')
-
-
-def test_connection_string_and_file_exclude_each_other(tmp_path: Path) -> None:
-    (line,) = refusal(tmp_path, changed("[relay]", 'dsn_file = "x"\n[relay]'))
-    assert line == "relay.toml:4: database.dsn_file: excludes dsn: give one of the two"
-
-
-@pytest.mark.parametrize(
-    "listen", ["8080", ":8080", "h:", "h:x", "h:65536", "::1:80", "[h]:80", "a/b:1", "a b:1", "[::1]"]
-)
-def test_wrong_listen_address_is_refused(tmp_path: Path, listen: str) -> None:
-    (line,) = refusal(tmp_path, f'[http]\nlisten = "{listen}"')
-    assert line.startswith("relay.toml:2: http.listen: should ")
-
-
-@pytest.mark.parametrize(
-    ("environ", "said"),
-    [
-        ({"DATABSE__DSN": CANARY}, "there is no such setting; did you mean OUTBOX_RELAY_DATABASE?"),
-        ({"DATABASE__DNS": CANARY}, "there is no such setting; did you mean OUTBOX_RELAY_DATABASE__DSN?"),
-        ({"SINKS__CRM__SECRTS": CANARY}, "did you mean OUTBOX_RELAY_SINKS__CRM__SECRETS?"),
-        ({"SINKS__CRM__RETRY__ATEMPTS": CANARY}, "did you mean OUTBOX_RELAY_SINKS__CRM__RETRY__ATTEMPTS?"),
-        ({"SINKS__CRM__TOPIC": CANARY}, "there is no such setting"),
-        ({"SINKS__CRM__PRODUCER__ACKS": CANARY}, "there is no such setting"),
-        ({"SINKS__EVENTS__PRODUCER__A__B": CANARY}, "there is no such setting"),
-        ({"SINKS__CRN__URL": CANARY}, "there is no sink crn, and no OUTBOX_RELAY_SINKS__CRN__TYPE; did you mean crm?"),
-        ({"SINKS__CRN__": CANARY}, "there is no sink crn"),
-        ({"ROUTES__X": CANARY}, "OUTBOX_RELAY_ROUTES holds the whole table as JSON"),
-        ({"ROUTES": CANARY}, "should be a JSON object"),
-        ({"ROUTES": f'["{CANARY}"]'}, "should be a JSON object"),
-        ({"ROUTES": '{"a": ["crm"], "a": ["events"]}'}, "the same name twice"),
-        ({"ROUTES": '{"a": ["crn"]}'}, "routes.a[0]: there is no sink crn; did you mean crm?"),
-        ({"ROUTES": '{"a b": ["crm"]}'}, 'routes."a b": matches nothing'),
-        ({"ROUTES": "[" * 100_000}, "nested too deeply"),
-        ({"ROUTES": "{}", "SINKS__CRM__RETRY": f'"{CANARY}"'}, "should be a JSON object"),
-        ({"SINKS__CRM__SECRETS": f'["{CANARY}"'}, "should be a JSON list: Expecting ',' delimiter at character"),
-        ({"SINKS__CRM__SECRETS": f'["{CANARY}"]'}, "sinks.crm.secrets[0].secret: should be whsec_"),
-        ({"SINKS__CRM__SECRETS": CANARY}, "sinks.crm.secrets[0].secret: should be whsec_"),
-        ({"SINKS__CRM__URL": f"https://u:{CANARY}@h"}, "sinks.crm.url: holds credentials"),
-        ({"SINKS__CRM__ALLOW_HTTP": CANARY}, "sinks.crm.allow_http: should be a valid boolean"),
-        ({"SINKS__EVENTS__TYPE": CANARY}, 'sinks.events.type: should be "kafka" or "webhook" or "python"'),
-        ({"SINKS__EVENTS__PRODUCER__ACKS": CANARY}, 'sinks.events.producer.acks: should be "all"'),
-        ({"SINKS__EVENTS__PRODUCER__ENABLE_IDEMPOTENCE": "False"}, "should be true or left out"),
-        ({"RELAY__LEASE_SECONDS": CANARY}, "relay.lease_seconds: should be a valid number"),
-        ({"DATABASE__DSN": CANARY}, 'database.dsn: should be "postgresql://'),
-        ({"DATABASE__POOLER": CANARY}, "database.pooler: should be 'none' or 'transaction'"),
-    ],
-)
-def test_wrong_variable_is_named(tmp_path: Path, environ: dict[str, str], said: str) -> None:
-    lines = refusal(tmp_path, FILE, {f"OUTBOX_RELAY_{name}": value for name, value in environ.items()})
-    name = f"OUTBOX_RELAY_{list(environ)[-1]}"
-    assert any(line.startswith(f"{name}: ") and said in line for line in lines), lines
-
-
-@pytest.mark.parametrize(
-    ("misspelt", "right"),
-    [
-        ("DATABASE_DSN", "DATABASE__DSN"),
-        ("DATABASE_DSN_FILE", "DATABASE__DSN_FILE"),
-        ("DATABASE__DSN__FILE", "DATABASE__DSN_FILE"),
-        ("RELAY_LEASE_SECONDS", "RELAY__LEASE_SECONDS"),
-        ("SINKS_CRM_SECRETS", "SINKS__CRM__SECRETS"),
-        ("SINKS__CRM_SECRETS", "SINKS__CRM__SECRETS"),
-        ("SINKS__CRM_RETRY__ATTEMPTS", "SINKS__CRM__RETRY__ATTEMPTS"),
-        ("SINKS_EVENTS_PRODUCER_SASL_PASSWORD", "SINKS__EVENTS__PRODUCER__SASL_PASSWORD"),
-    ],
-)
-def test_variable_with_a_wrong_number_of_underscores_is_named_with_the_right_one(
-    tmp_path: Path, misspelt: str, right: str
+def test_url_of_the_relays_own_services_is_refused(
+    tmp_path: Path, table: str, text: str, url: str, service: str
 ) -> None:
-    assert refusal(tmp_path, FILE, {f"OUTBOX_RELAY_{misspelt}": CANARY}) == [
-        f"OUTBOX_RELAY_{misspelt}: there is no such variable; did you mean OUTBOX_RELAY_{right}?"
-    ]
-
-
-def test_misspelt_variable_of_a_sink_that_the_environment_defines_is_named() -> None:
-    environ = VALID | {"OUTBOX_RELAY_SINKS_CRM_TIMEOUT_SECONDS": CANARY}
-    with pytest.raises(ConfigurationError, match="did you mean OUTBOX_RELAY_SINKS__CRM__TIMEOUT_SECONDS") as refused:
-        load(None, environ)
-    assert CANARY not in str(refused.value)
+    crm = f'url = "{url}"\nallow_networks = ["127.0.0.0/8"]\n'
+    wrong = having(table, text).replace('url = "https://crm.example.com/hooks"\n', crm)
+    (line,) = refusal(tmp_path, wrong)
+    assert f": sinks.crm.url: leads to the relay's own {service}" in line
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "said"),
+    ("name", "value", "said"),
     [
-        (
-            FILE + "[sinks.crm]\nurl = 'x'\n",
-            19,
-            "the table [sinks.crm] appears twice; each sink needs a name of its own",
-        ),
-        (FILE + "[relay]\n", 19, "the table [relay] appears twice"),
-        (changed("attempts = 12", "attempts = 12\nattempts = 3"), 17, "a name appears twice in one table"),
-        (changed("attempts = 12", f"attempts = {CANARY}"), 16, "not valid TOML"),
-        (changed("attempts = 12", f'attempts = "{CANARY}'), 16, "not valid TOML"),
-        (changed("attempts = 12", f"attempts {CANARY}"), 16, "not valid TOML"),
-        (changed("attempts = 12", f"attempts = '{CANARY}' '{CANARY}'"), 16, "not valid TOML"),
-        (changed("[sinks.events]", "[sinks.events"), 6, "not valid TOML"),
-        (FILE + f'x = ["{CANARY}",', 19, "not valid TOML"),
-        (changed("attempts = 12", "attempts = " + "9" * 5000), None, "number"),
-        ("x = " + "[" * 100_000, None, "nested too deeply"),
+        ("DATABASE__DNS", CANARY, "there is no such setting; did you mean dsn?"),
+        ("SINKS__CRM__RETRY__ATEMPTS", CANARY, "did you mean attempts?"),
+        ("SINKS__CRM__PRODUCER__ACKS", CANARY, "there is no such setting"),
+        ("SINKS__CRN__URL", CANARY, "sinks.crn.type: is required"),
+        ("ROUTES__X", CANARY, "routes.x: should be a list"),
+        ("ROUTES", CANARY, "should be a table of lists"),
+        ("ROUTES", '{"a": ["crn"]}', "routes.a[0]: there is no sink crn; did you mean crm?"),
+        ("ROUTES", "[" * 100_000, "should be a table of lists"),
+        ("SINKS__CRM__SECRETS", f'["{CANARY}"', "sinks.crm.secrets[0].secret: should be whsec_"),
+        ("SINKS__CRM__ALLOW_HTTP", CANARY, "sinks.crm.allow_http: should be a valid boolean"),
+        ("SINKS__EVENTS__PRODUCER__ENABLE_IDEMPOTENCE", "False", "should be true or left out"),
+        ("SINKS__EVENTS__PRODUCER__ACSK", CANARY, "librdkafka has no such setting; did you mean acks?"),
+        ("RELAY__LEASE_SECONDS", CANARY, "relay.lease_seconds: should be a valid number"),
+        ("DATABASE__DSN", CANARY, 'database.dsn: should be "postgresql://'),
     ],
 )
-def test_broken_file_is_refused_with_its_line(tmp_path: Path, text: str, line: int | None, said: str) -> None:
-    (shown,) = refusal(tmp_path, text)
-    where, _, what = shown.partition(": ")
-    assert said in what
-    assert line is None or where == f"relay.toml:{line}", shown
+def test_wrong_variable_is_named(tmp_path: Path, name: str, value: str, said: str) -> None:
+    lines = refusal(tmp_path, FILE, {f"OUTBOX_RELAY_{name}": value})
+    assert any(line.startswith(f"OUTBOX_RELAY_{name}: ") and said in line for line in lines), lines
+
+
+def test_wrong_option_and_wrong_database_url_are_named(tmp_path: Path) -> None:
+    assert refusal(tmp_path, FILE, dsn=CANARY)[0].startswith('--dsn: database.dsn: should be "postgresql://')
+    (line,) = refusal(tmp_path, "", {"DATABASE_URL": CANARY})
+    assert line.startswith('DATABASE_URL: database.dsn: should be "postgresql://')
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
-    [(b"\xff\xfe", "is not a text file in UTF-8"), (b"#" * (4 * 1024 * 1024 + 1), "is larger than")],
+    ("text", "line"),
+    [
+        (FILE + "[relay]\n", FILE.count("\n") + 1),
+        (having("relay", "lease_seconds = 1\nlease_seconds = 3"), 6),
+        (having("relay", f"lease_seconds = {CANARY}"), 5),
+        (having("relay", f'name = "{CANARY}'), 5),
+        ("x = " + "9" * 5000, None),
+        ("x = " + "[" * 100_000, None),
+    ],
 )
-def test_file_that_is_no_text_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
+def test_broken_file_is_refused_with_its_line(tmp_path: Path, text: str, line: int | None) -> None:
+    (shown,) = refusal(tmp_path, text)
+    assert line is None or shown.startswith(f"relay.toml:{line}: not valid TOML: "), shown
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"#" * (4 * 1024 * 1024 + 1), None])
+def test_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "relay.toml"
-    path.write_bytes(content)
-    with pytest.raises(ConfigurationError, match=said):
-        load(path, {})
+    path.mkdir() if content is None else path.write_bytes(content)
+    for named in (path, tmp_path / "gone.toml"):
+        with pytest.raises(ConfigurationError, match=rf"{named}: .*; name the file with -c"):
+            load(named, {})
 
 
-def test_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"gone\.toml: No such file or directory; name the file with -c"):
-        load(tmp_path / "gone.toml", {})
-    with pytest.raises(ConfigurationError, match="Is a directory"):
-        load(None, {"OUTBOX_RELAY_CONFIG": str(tmp_path)})
+# -- whatever is given ------------------------------------------------------------------------------------------------
 
 
-def places() -> list[tuple[str, ...]]:
-    """Return every setting and table of the models, sinks by the names that they have in the file."""
-    found: list[tuple[str, ...]] = []
-
-    def walk(at: tuple[str, ...], model: type[BaseModel]) -> None:
-        for name, field in fields(model).items():
-            found.append((*at, name))
-            if inner := table(field):
-                walk((*at, name), inner)
-
-    walk((), Settings)
-    walk(("sinks", "events"), SINKS["kafka"])
-    walk(("sinks", "crm"), SINKS["webhook"])
-    return [*found, ("sinks", "crm"), ("sinks", "events", "producer", "ssl.key.pem")]
+def places() -> list[str]:
+    """Return the variables of all settings."""
+    sinks = {"KafkaSettings": "SINKS__EVENTS", "WebhookSettings": "SINKS__CRM", "PythonSettings": "SINKS__MAIL"}
+    parts = {"RegistrySettings": "SINKS__EVENTS__REGISTRY", "RetryPolicy": "SINKS__CRM__RETRY"}
+    parts |= {"CircuitPolicy": "SINKS__CRM__CIRCUIT", "ScheduleSettings": "SCHEDULES__NIGHTLY"}
+    found = ["ROUTES", "SINKS__CRM", "SINKS__EVENTS__PRODUCER__SSL_KEY_PEM"]
+    for name, table in json_schema()["$defs"].items():
+        at = (sinks | parts).get(name, name.removesuffix("Settings").upper())
+        found += [f"{at}__{setting.upper()}" for setting in table.get("properties", {})]
+    return [f"OUTBOX_RELAY_{name}" for name in found]
 
 
-PUBLIC = {
-    *("name", "topic", "dsn_file", "secrets_file", "forward_headers", "cloudevents_source"),
-    *("client_certificate", "client_key", "ca_file", "partition_header", "proxy_authorization_file"),
-    *("type_header", "username", "records", "schema_files"),
-}
-"""Settings that take any text and hide none of it."""
-VALID = {
-    "OUTBOX_RELAY_SINKS__EVENTS__TYPE": "kafka",
-    "OUTBOX_RELAY_SINKS__EVENTS__TOPIC": "shop",
-    "OUTBOX_RELAY_SINKS__EVENTS__PRODUCER__BOOTSTRAP_SERVERS": "localhost:9092",
-    "OUTBOX_RELAY_SINKS__CRM__TYPE": "webhook",
-    "OUTBOX_RELAY_SINKS__CRM__URL": "https://crm.example.com",
-    "OUTBOX_RELAY_SINKS__CRM__SECRETS": SECRET,
-}
+PUBLIC = (
+    *("NAME", "TOPIC", "DSN_FILE", "FORWARD_HEADERS", "SOURCE", "CERTIFICATE", "CLIENT_KEY", "CA_FILE"),
+    *("_HEADER", "RECORDS", "__KEY", "NIGHTLY__TYPE", "FILE", "TOPICS"),
+)
+"""Ends of the names of settings that take any text and hide none of it."""
 VALUES: list[Any] = [
-    CANARY,
-    f"postgresql://u:{CANARY}@h\n",
-    f"https://u:{CANARY}@h:99999/{CANARY}#{CANARY}",
-    f"whsec_{CANARY}",
-    [CANARY],
-    [[CANARY]],
-    [{"secret": CANARY, "until": CANARY}],
-    {"secret": CANARY},
-    {"x": {"y": [CANARY]}},
-    12_345_678_901_234_567_890,
-    -1,
-    True,
-    [],
-    {},
+    *(CANARY, f"postgresql://u:{CANARY}@h\n", f"https://u:{CANARY}@h:99999/{CANARY}#{CANARY}", f"whsec_{CANARY}"),
+    *([[CANARY]], [{"secret": CANARY, "until": CANARY}], {"x": {"y": [CANARY]}}, -1, True, {}),
 ]
 
 
-@pytest.mark.parametrize("path", [path for path in places() if path != ("routes",)], ids=".".join)
-def test_no_wrong_value_anywhere_is_repeated(path: tuple[str, ...]) -> None:
-    variable = "OUTBOX_RELAY_" + "__".join(path).upper().replace(".", "_")
+@pytest.mark.parametrize("name", places())
+def test_no_wrong_value_anywhere_is_repeated(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "relay.toml"
+    path.write_text(FILE)
     for value in VALUES:
-        _load_or_refuse({variable: json.dumps(value)}, public=path[-1] in PUBLIC)
-        if isinstance(value, str):
-            _load_or_refuse({variable: value}, public=path[-1] in PUBLIC)
-        if path[:2] == ("sinks", "crm"):
-            _load_or_refuse(
-                {"OUTBOX_RELAY_SINKS__CRM": json.dumps(_nested(path[2:], value))}, public=path[-1] in PUBLIC
-            )
-
-
-def _nested(path: tuple[str, ...], value: Any) -> Any:
-    return {"type": "webhook", path[0]: _nested(path[1:], value)} if path else value
-
-
-def _load_or_refuse(environ: dict[str, str], *, public: bool = False) -> None:
-    try:
-        loaded = load(None, VALID | environ)
-    except ConfigurationError as refused:
-        said = str(refused)
-    else:
-        said = "" if public else repr(loaded)
-    assert CANARY not in said
+        try:
+            found = load(path, {name: value if isinstance(value, str) else json.dumps(value)})
+            said = "" if name.endswith(PUBLIC) else repr(found)
+        except ConfigurationError as refused:
+            said = str(refused)
+        assert CANARY not in said
 
 
 JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(max_size=5)
-    | st.sampled_from(["kafka", "webhook"]),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.text(max_size=5) | st.sampled_from([step for path in places() for step in path]), inner, max_size=4
-        )
-    ),
-    max_leaves=12,
+    st.none() | st.booleans() | st.floats() | st.text(max_size=5) | st.sampled_from(["kafka", "webhook"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["type", "url", "x"]), inner),
+    max_leaves=8,
 )
-NAMES = st.sampled_from(["OUTBOX_RELAY_" + "__".join(path).upper() for path in places()]) | st.text(
-    alphabet="_AXC.é ", max_size=8
-).map("OUTBOX_RELAY_SINKS__CRM__".__add__)
+NAMES = st.sampled_from(places()) | st.text(alphabet="_AXC.é ", max_size=8).map("OUTBOX_RELAY_SINKS__CRM__".__add__)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
 @given(st.dictionaries(NAMES, JSON.map(json.dumps) | st.text(max_size=9), max_size=5), st.text(max_size=9))
 def test_whatever_the_environment_holds_is_taken_or_refused(environ: dict[str, str], dsn: str) -> None:
     try:
         load(None, environ, dsn)
     except ConfigurationError as refused:
-        assert str(refused)  # noqa: PT017 - nearly everything is refused
-        assert all(str(refused).splitlines())  # noqa: PT017 - the same
+        assert all(str(refused).splitlines())  # noqa: PT017 - nearly everything is refused
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
 @given(st.text(alphabet="[]{}=\"'\n.# ax1,", max_size=40))
 def test_whatever_the_file_holds_is_taken_or_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "relay.toml"

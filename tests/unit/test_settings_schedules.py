@@ -17,9 +17,7 @@ cron = "30 3 * * MON-FRI"
 timezone = "Europe/Berlin"
 type = "report.due"
 payload = {kind = "daily", parts = [1, 2.5, true], deep = {a = []}}
-headers = {source = "billing"}
 key = "report"
-tenant = "acme"
 missed = "all"
 """
 SINK = """
@@ -54,9 +52,7 @@ def test_a_whole_schedule(tmp_path: Path) -> None:
             "timezone": "Europe/Berlin",
             "type": "report.due",
             "payload": {"kind": "daily", "parts": [1, 2.5, True], "deep": {"a": []}},
-            "headers": {"source": "billing"},
             "key": "report",
-            "tenant": "acme",
             "missed": "all",
         }
     ]
@@ -65,7 +61,7 @@ def test_a_whole_schedule(tmp_path: Path) -> None:
 def test_the_defaults(tmp_path: Path) -> None:
     [found] = loaded(tmp_path, '[schedules.a]\ncron = "* * * * *"\ntype = "a"').registered_schedules()
     defaults: dict[str, object] = {"timezone": "UTC", "payload": {}, "missed": "one"}
-    defaults |= dict.fromkeys(("headers", "key", "tenant"))
+    defaults |= {"key": None}
     assert found == {"name": "a", "cron": "* * * * *", "type": "a", **defaults}
 
 
@@ -81,25 +77,10 @@ def test_variables_set_schedules_too(tmp_path: Path) -> None:
     assert (found["other"]["cron"], found["other"]["payload"]) == ("0 5 * * *", {"a": None})
 
 
-@pytest.mark.parametrize(
-    ("name", "right"),
-    [
-        ("OUTBOX_RELAY_SCHEDULES__NIGHTLY_CRON", "did you mean OUTBOX_RELAY_SCHEDULES__NIGHTLY__CRON?"),
-        ("OUTBOX_RELAY_SCHEDULES__NIGHTLY__CORN", "did you mean OUTBOX_RELAY_SCHEDULES__NIGHTLY__CRON?"),
-        ("OUTBOX_RELAY_SCHEDULES__NIGHTLY__PAYLOAD__KIND", "OUTBOX_RELAY_SCHEDULES__NIGHTLY__PAYLOAD holds the whole"),
-    ],
-)
-def test_a_wrong_variable_is_refused_with_the_right_one(tmp_path: Path, name: str, right: str) -> None:
-    with pytest.raises(ConfigurationError) as found:
-        loaded(tmp_path, WHOLE, **{name: "x"})
-    assert right in str(found.value)
-
-
 def test_half_of_a_surrogate_pair_in_a_variable_is_refused(tmp_path: Path) -> None:
     """A byte that is not UTF-8 comes so."""
-    for setting in ("KEY", "TENANT"):
-        with pytest.raises(ConfigurationError, match="a character that PostgreSQL cannot store"):
-            loaded(tmp_path, WHOLE, **{f"OUTBOX_RELAY_SCHEDULES__NIGHTLY__{setting}": "\udcff"})
+    with pytest.raises(ConfigurationError, match="a character that PostgreSQL cannot store"):
+        loaded(tmp_path, WHOLE, OUTBOX_RELAY_SCHEDULES__NIGHTLY__KEY="\udcff")
 
 
 @pytest.mark.parametrize("name", ["A", "1a", "a__b", "a-b", "x" * 41])
@@ -116,18 +97,9 @@ def test_a_wrong_name_is_refused(tmp_path: Path, name: str) -> None:
         ("payload = {list = [1, nan]}", "payload.list[1]: JSON has no such number"),
         (r'payload = {a = "\u0000"}', "payload.a: holds a character that JSON in PostgreSQL does not have"),
         (r'payload = {"\u0000" = 1}', "payload: holds a name with a character that JSON in PostgreSQL does not have"),
-        ("payload = [1]", "payload: should be a table, or a string with a JSON object"),
-        ("payload = '[1]'", "payload: should be a table, or a string with a JSON object"),
-        ("payload = '{'", "payload: should be a table, or a string with a JSON object"),
-        ("headers = {a = 1}", "headers.a: should be a string"),
-        (r'headers = {a = "\u0001"}', "headers.a: holds a control character"),
-        ('headers = {"a b" = "x"}', 'headers."a b": should be the name of a header: 1 to 255 letters, digits and '),
-        ('headers = {Outbox-Scheduled-For = ""}', "headers.Outbox-Scheduled-For: is the header in which the relay "),
-        (f'headers = {{a = "{"x" * 17000}"}}', "headers: should have at most 16284 bytes as JSON"),
+        ("payload = [1]", "payload: should be a table"),
         (f'key = "{"x" * 1025}"', "key: has more than 1024 bytes"),
         (r'key = "\u0000"', "key: holds a character that PostgreSQL cannot store: U+0000"),
-        (f'tenant = "{"x" * 256}"', "tenant: has more than 255 bytes"),
-        ('tenant = ""', "tenant: is empty: leave it out"),
         ('missed = "two"', "missed: should be 'one', 'skip' or 'all'"),
         ('corn = "* * * * *"', "corn: there is no such setting; did you mean cron?"),
     ],
@@ -152,10 +124,10 @@ def test_a_wrong_type_is_refused(tmp_path: Path, text: str) -> None:
         loaded(tmp_path, f'[schedules.a]\ncron = "* * * * *"\ntype = "{text}"')
 
 
-def test_payload_and_headers_are_not_shown(tmp_path: Path) -> None:
+def test_payload_is_not_shown(tmp_path: Path) -> None:
     settings = loaded(tmp_path, WHOLE)
     found = shown(settings)
-    assert (found["schedules.nightly.payload"], found["schedules.nightly.headers"]) == ("…", "…")
+    assert found["schedules.nightly.payload"] == "…"
     assert "daily" not in repr(settings)
 
 

@@ -29,22 +29,6 @@ def test_the_circuit_has_a_line_when_it_opens_and_when_it_closes() -> None:
     ]
 
 
-def test_parts_have_a_line_when_they_are_in_trouble_and_when_that_is_over() -> None:
-    log, sink = a_log()
-    sink.troubles({})
-    sink.troubles({"topic a": "topic a: unknown", "topic b": "topic b: denied"})
-    sink.troubles({"topic b": "topic b: denied", "topic c": "topic c: unknown"})
-    sink.troubles({})
-    trouble, over = "sink.trouble", "sink.trouble_over"
-    assert log.lines == [
-        ("warning", trouble,
-         {"sink": "crm", "parts": ["topic a", "topic b"], "reason": "topic a: unknown; topic b: denied"}),
-        ("warning", trouble, {"sink": "crm", "parts": ["topic c"], "reason": "topic c: unknown"}),
-        ("info", over, {"sink": "crm", "parts": ["topic a"]}),
-        ("info", over, {"sink": "crm", "parts": ["topic b", "topic c"]}),
-    ]  # fmt: skip
-
-
 def test_dead_events_are_named_at_a_limited_rate_without_what_the_destination_said() -> None:
     log, sink = a_log()
     sink.dead(an_event("uid-1"), 422, Attempt("http_422", answer="no such customer"))

@@ -14,7 +14,7 @@ import pytest
 from outbox_relay import settings
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.settings import Settings
-from outbox_relay.settings.effective import effective, recorded, shown
+from outbox_relay.settings.effective import recorded, shown
 from outbox_relay.sinks import types
 from tests.support.command import Ended, inside
 from tests.support.plugin_package import on_path, write_plugin
@@ -241,7 +241,6 @@ def test_texts_of_a_plugin_are_hidden_unless_its_model_shows_them(tmp_path: Path
     assert expected.items() <= found.items()
     assert found["type"] == "nats"
     assert CANARY not in str(recorded(loaded, b"key"))
-    assert CANARY not in repr(effective(loaded))
     other = load(tmp_path, "nats", *lines, f'names = ["{CANARY}2"]', "size = 3", 'stream = "s"')
     assert differing(loaded, other) == ["names"]
     one, two = (load(tmp_path, "nats", f'token = "{n}"', f"limits = {{a = {n}}}") for n in (1, 2))

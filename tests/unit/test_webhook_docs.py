@@ -16,9 +16,9 @@ from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Unavailable
 from outbox_relay.formats.signatures import parse_key
 from outbox_relay.settings import load, warnings
-from outbox_relay.settings.secrets import read_secrets
+from outbox_relay.sinks.webhook.http_client import NoResponse, Response
 from outbox_relay.sinks.webhook.request import Credentials, Request, RequestFormat, make_request
-from outbox_relay.sinks.webhook.results import NoResponse, Response, ResponsePolicy, verdict
+from outbox_relay.sinks.webhook.results import ResponsePolicy, verdict
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "webhooks.md").read_text(encoding="utf-8")
@@ -90,12 +90,6 @@ def test_settings_of_the_page_load(tmp_path: Path, text: str) -> None:
     assert warnings(load(path, {})) == []
 
 
-def test_file_of_secrets_of_the_page_can_be_read(tmp_path: Path) -> None:
-    [text] = snippets("text")
-    (tmp_path / "secrets").write_text(text)
-    assert [secret.until for secret in read_secrets(tmp_path / "secrets")] == [None, datetime(2027, 1, 1, tzinfo=UTC)]
-
-
 def rows(heading: str) -> list[list[str]]:
     """Return the cells of the table under a heading, without its head."""
     section = PAGE.split(f"## {heading}\n")[1].split("\n## ")[0]
@@ -150,7 +144,7 @@ def test_table_of_answers_is_true(row: list[str]) -> None:
 def test_table_of_words_is_complete() -> None:
     listed = {word for cells in rows("Record of a failed attempt") for word in re.findall(r"`(\w+)`", cells[0])}
     text = "\n".join(path.read_text(encoding="utf-8") for path in SOURCES.glob("*.py"))
-    made = r'(?:NotConnected|ConnectionLost|ExchangeFailed|[Aa]ttempt)\("(\w+)"'
-    used = {word for pattern in (made, r'return "(\w+)", ') for word in re.findall(pattern, text)}
+    made = r'(?:ConnectionLost|ExchangeFailed|[Aa]ttempt)\("(\w+)"'
+    used = {word for pattern in (made, r'code, reason = "(\w+)", ') for word in re.findall(pattern, text)}
     assert {"dns_error", "config_error", "withdrawn"} <= used
     assert used | {"http_NUMBER"} == listed

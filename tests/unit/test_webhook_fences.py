@@ -10,7 +10,7 @@ from ipaddress import ip_address, ip_network
 import pytest
 
 from outbox_relay.settings.addresses import denied
-from outbox_relay.settings.secrets import further_header
+from outbox_relay.settings.webhook import further_header
 
 NETWORKS = [
     *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.0.0.0/24"),

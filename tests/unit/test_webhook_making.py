@@ -23,7 +23,7 @@ SINK = """
 [sinks.{name}]
 type = "webhook"
 url = "{url}"
-secrets_file = "{directory}/secrets"
+secrets = [{{ file = "{directory}/secrets" }}]
 allow_networks = ["127.0.0.0/8"]
 ca_file = "{directory}/ca.pem"
 client_certificate = "{directory}/client.pem"

@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 
 from outbox_relay.sinks.webhook.redaction import (
     ANSWER_CHARS,
-    COMPARED_BYTES,
     ECHO,
     ECHO_BYTES,
     REDACTED,
-    TOO_LARGE,
     echoes,
     readable,
     secrets_of_url,
@@ -79,46 +77,11 @@ def test_secrets_do_not_show_in_any_spelling(written: str) -> None:
     assert REDACTED in found
 
 
-def test_a_secret_that_the_end_cuts_does_not_show() -> None:
-    assert shown("denied: " + SECRET[:14], SECRET, cut=True) == f"denied: {REDACTED}"
-    assert shown("denied: " + SECRET[:6], SECRET, cut=True) == f"denied: {REDACTED}"
-    assert shown("no stock for custom", key="customer-1", cut=True) == f"no stock for {REDACTED}"
-    found = shown("x" * (ANSWER_CHARS - 10) + SECRET, SECRET)
-    assert found is not None
-    assert "Bea" not in found
-
-
-@pytest.mark.parametrize(
-    ("answer", "key"),
-    [
-        ("no stock for customer", "customer-1"),
-        ("no stock for customer", "a customer order"),
-        ("customer-12 is unknown, and so are customers", "customer-1"),
-        ("the workshop is closed on shopping days", "shop"),
-        ("order 20261 was not found", "2026"),
-    ],
-)
-def test_words_that_are_a_part_of_the_key_or_have_it_as_a_part_stay(answer: str, key: str) -> None:
-    assert shown(answer, key=key) == answer
-
-
 @pytest.mark.parametrize("key", ["customer-1", "shop", "größe", "a b c", "x/y z"])
 @pytest.mark.parametrize("before", ["", "key=", '{"key":"', "\\n", "\\u0022", "%20", "%3D", "id_", "<b>", "'", "ref:"])
 def test_a_key_does_not_show_where_it_is_whole(key: str, before: str) -> None:
     for written in (key, quote(key, safe=""), json.dumps(key)[1:-1]):
         assert shown(f"unknown {before}{written}, and more", key=key) == f"unknown {before}{REDACTED}, and more"
-
-
-def test_a_short_secret_is_found_as_a_whole_word() -> None:
-    assert shown("production is not prod", "prod") == f"production is not {REDACTED}"
-
-
-def test_signing_secrets_do_not_show_even_when_they_are_not_ours() -> None:
-    assert shown("use whsec_MfKQ9r8GKYqrTwjUPD8I and whsk_6Xb/dCc= now") == f"use {REDACTED} and {REDACTED} now"
-
-
-def test_words_too_short_for_a_secret_stay() -> None:
-    assert shown("a big apple", "a", "big") == "a big apple"
 
 
 PAYLOAD = json.dumps({"name": "Zoë Example", "card": "4111111111111111", "n": list(range(500))}).encode()
@@ -137,21 +100,6 @@ def test_answer_that_repeats_the_payload_is_left_out(answer: bytes) -> None:
     assert shown(answer, sent=PAYLOAD) == ECHO
 
 
-@pytest.mark.parametrize("answer", [b"cannot take " + PAYLOAD[5:20], b"no", b"card: wrong"])
-def test_answer_that_does_not_is_kept(answer: bytes) -> None:
-    assert shown(answer, sent=PAYLOAD) == shown(answer)
-
-
-def test_a_short_payload_counts_as_a_whole() -> None:
-    assert shown(b"bad value 1234!", sent=b"1234") == ECHO
-    assert shown(b"bad value 123!", sent=b"1234") == "bad value 123!"
-    assert shown(b"{} is bad", sent=b"{}") == "{} is bad"
-
-
-def test_payload_too_large_to_compare_leaves_nothing() -> None:
-    assert shown(b"no", sent=b"x" * (COMPARED_BYTES + 1)) == TOO_LARGE
-
-
 @given(st.binary(max_size=120), st.binary(max_size=120), st.binary(max_size=40), st.integers(0, 40))
 def test_repetition_is_found_as_by_looking_everywhere(sent: bytes, prefix: bytes, common: bytes, at: int) -> None:
     sent, prefix = sent[:at] + common + sent[at:], prefix[:at] + common + prefix[at:]
@@ -160,12 +108,6 @@ def test_repetition_is_found_as_by_looking_everywhere(sent: bytes, prefix: bytes
     else:
         expected = any(sent[n : n + ECHO_BYTES] in prefix for n in range(len(sent) - ECHO_BYTES + 1))
     assert echoes(prefix, sent) == expected
-
-
-def test_looking_for_the_payload_takes_linear_time() -> None:
-    """Looking at every pair of places would outlast the time limit of a test."""
-    prefix, sent = b"aaaaaaaaaaaaab" * 290, b"aaaaaaaaaaaaac" * (COMPARED_BYTES // 14)
-    assert not echoes(prefix, sent)
 
 
 @pytest.mark.parametrize(

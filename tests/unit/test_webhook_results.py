@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox_relay.domain.outcomes import DELIVERED, Attempt, Failed, Refused, Unavailable, Verdict
-from outbox_relay.sinks.webhook.results import NoResponse, Response, ResponsePolicy, retry_after_seconds, verdict
+from outbox_relay.sinks.webhook.http_client import NoResponse, Response
+from outbox_relay.sinks.webhook.results import ResponsePolicy, retry_after_seconds, verdict
 
 NOW = 784_111_777.0
 """Sun, 06 Nov 1994 08:49:37 GMT, the date in the standard's examples."""
@@ -153,10 +154,15 @@ def test_without_a_connection_the_destination_is_unavailable(code: str) -> None:
     assert found == Unavailable("why", attempt=Attempt(code, 0.5, None, STEPS))
 
 
-@pytest.mark.parametrize("code", ["deadline", "connection_reset", "disconnected", "internal", "protocol_error"])
+@pytest.mark.parametrize("code", ["deadline", "connection_reset", "disconnected", "protocol_error"])
 def test_after_sending_the_event_failed_and_before_it_did_not(code: str) -> None:
     assert judged(NoResponse(code, sent=True, reason="why")) == Failed("why", attempt=Attempt(code, 0.0))
     assert judged(NoResponse(code, sent=False, reason="why")) == Unavailable("why", attempt=Attempt(code, 0.0))
+
+
+def test_a_failure_of_the_relay_says_nothing_about_the_destination() -> None:
+    found = judged(NoResponse("internal", sent=False, reason="no free port"))
+    assert found == Unavailable("no free port", attempt=Attempt("internal", 0.0), behind=True)
 
 
 DATE = "Sun, 06 Nov 1994 08:50:37 GMT"

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, quote_plus
+from urllib.parse import quote
 
 import pytest
 
@@ -25,7 +25,6 @@ from outbox_relay.formats.signatures import parse_key
 from outbox_relay.settings.addresses import denied
 from outbox_relay.sinks.webhook import Credentials, Endpoint, RequestFormat, ResponsePolicy, Tls, WebhookSink
 from outbox_relay.sinks.webhook.sink import ALL_ENDED, LATE
-from tests.support.ports import free_port
 from tests.support.receiver import Receiver, Request
 from tests.support.receiver.answers import Behaviour, chosen, say
 from tests.support.receiver.certificates import Authority
@@ -141,47 +140,6 @@ async def test_an_event_whose_request_cannot_be_made_is_refused_without_its_text
     assert verdict == Refused(reason, attempt=Attempt("config_error"))
 
 
-@pytest.mark.parametrize(
-    ("answer", "expected"),
-    [
-        (say(429, ("Retry-After", "3")), Unavailable("answered 429 Too Many Requests", 429, 3.0, throttled=True)),
-        (say(503), Unavailable("answered 503 Service Unavailable", 503)),
-        (say(410), Unavailable("answered 410 Gone: it wants no more events", 410, gone=True)),
-        (say(400, body=b"no such order"), Failed("answered 400 Bad Request", 400)),
-        (say(404), Failed("answered 404 Not Found", 404)),
-        (say(500, ("retry-after", "1"), ("retry-after", "2")), Failed("answered 500 Internal Server Error", 500)),
-        (
-            say(302, ("location", "http://169.254.169.254/latest")),
-            Failed("answered 302 Found to 169.254.169.254; redirects are not followed", 302),
-        ),
-        (
-            say(422, ("Webhook-Delivery", "abort-message")),
-            Refused("answered 422 Unprocessable Entity and asked for no more attempts", 422),
-        ),
-    ],
-    ids=["429", "503", "410", "400", "404", "500", "302", "abort"],
-)
-async def test_answers_become_verdicts(
-    receiver: Receiver, answer: Behaviour, expected: Failed | Refused | Unavailable
-) -> None:
-    receiver.answer = answer
-    found = await delivered(sink_to(receiver.url))
-    assert isinstance(found, Failed | Refused | Unavailable)
-    assert found.attempt is not None
-    assert found.attempt.seconds is not None
-    assert [name for name, _ in found.attempt.steps] == ["connect", "first_byte"]
-    assert (type(found), found.reason, found.status) == (type(expected), expected.reason, expected.status)
-    for name in ("retry_after_seconds", "throttled", "gone"):
-        assert getattr(found, name, None) == getattr(expected, name, None)
-
-
-async def test_refused_connections_are_the_destinations_trouble() -> None:
-    found = await delivered(sink_to(f"http://127.0.0.1:{free_port()}/"))
-    assert isinstance(found, Unavailable)
-    assert found.attempt is not None
-    assert found.attempt.code == "connection_refused"
-
-
 def echo(request: Request) -> Behaviour:
     """Return a behaviour that answers with every header of the request, as frameworks in debug mode do."""
     return say(500, body=json.dumps({"got": request.headers, "path": request.target}).encode())
@@ -206,7 +164,7 @@ def in_lower_case(text: str) -> str:
     return re.sub("%..", lambda found: found[0].lower(), quote(text))
 
 
-@pytest.mark.parametrize("encode", [str, json.dumps, quote, quote_plus, in_lower_case])
+@pytest.mark.parametrize("encode", [json.dumps, in_lower_case])
 async def test_an_answer_that_repeats_the_events_key_and_headers_shows_none_of_them(
     receiver: Receiver, encode: Callable[[str], str]
 ) -> None:
@@ -247,9 +205,6 @@ class TestCheck:
     async def test_a_destination_that_is_up_passes_and_gets_no_request(self, receiver: Receiver) -> None:
         assert await sink_to(receiver.url).check() is None
         assert receiver.requests == []
-
-    async def test_nobody_listens(self) -> None:
-        assert (await sink_to(f"http://127.0.0.1:{free_port()}/").check() or "").startswith("connection_refused: ")
 
     async def test_a_private_address_is_not_dialled(self, receiver: Receiver) -> None:
         sink = WebhookSink("crm", Endpoint(receiver.url, lambda address: denied(address, ())), CREDENTIALS)
@@ -324,25 +279,6 @@ async def checked(port: int, tls: Tls) -> str | None:
 
 class TestTls:
     """Certificates from files."""
-
-    async def test_a_client_certificate_is_shown(self, tmp_path: Path) -> None:
-        authority = Authority(tmp_path)
-        first, first_key = authority.client_files()
-        certificate, private = tmp_path / "certificate.pem", tmp_path / "key.pem"
-        unknown, unknown_key = authority.client_files("unknown")
-        certificate.write_bytes(unknown.read_bytes())
-        private.write_bytes(unknown_key.read_bytes())
-        tls = Tls(authority.certificate_file, certificate, private)
-        with Receiver(tls=authority.asks_for_certificate()) as receiver:
-
-            def sink() -> WebhookSink:
-                return WebhookSink("crm", Endpoint(receiver.url, lambda _: None, tls=tls.context()), CREDENTIALS)
-
-            assert not isinstance(await delivered(sink()), type(DELIVERED))
-            certificate.write_bytes(first.read_bytes())
-            private.write_bytes(first_key.read_bytes())
-            assert await delivered(sink()) is DELIVERED
-            assert receiver.requests[0].peer["subject"]
 
     def test_a_key_may_stand_in_the_same_file(self, tmp_path: Path) -> None:
         certificate, private = Authority(tmp_path).client_files()

@@ -27,7 +27,8 @@ PASSWORD = "canary-of-a-password"
 TOKEN = "canary-of-a-token-in-the-url"
 HEADER = "canary-of-a-header-of-the-settings"
 PAYLOAD = "canary-of-a-payload"
-PROXY = "canary-of-the-authorization-of-a-proxy"
+PROXY_PASSWORD = "canary-of-the-password-of-a-proxy"
+PROXY = base64.b64encode(f"relay:{PROXY_PASSWORD}".encode()).decode()
 CANARIES = {
     "signing secret": SECRET.removeprefix("whsec_"),
     "signing key": KEY.decode(),
@@ -36,6 +37,7 @@ CANARIES = {
     "header of the settings": HEADER,
     "payload": PAYLOAD,
     "authorization of the proxy": PROXY,
+    "password of the proxy": PROXY_PASSWORD,
 }
 SINK = """
 [sinks.{name}]
@@ -171,7 +173,6 @@ def test_nothing_secret_is_seen_anywhere_when_receivers_echo_it(database: Databa
             for name, answer in (KILLING | STANDING).items()
         }
         dsn = database.dsn_as("postgres", password=PASSWORD)
-        (tmp_path / "proxy").write_text(PROXY)
         sinks = "".join(_sink(name, receiver, tmp_path / "proxy") for name, receiver in receivers.items())
         text = f'[database]\ndsn = "{dsn}"\n{sinks}\n[routes]\n"*" = {json.dumps(list(receivers))}\n'
         relay = stack.enter_context(RelayService(tmp_path, text, expects={"handed_over"}, CANARY_HEADER=HEADER))
@@ -201,8 +202,10 @@ def test_nothing_secret_is_seen_anywhere_when_receivers_echo_it(database: Databa
     assert "the proxy answered 407" in next(text.content for text in found if text.place == "status")
 
 
-def _sink(name: str, receiver: Receiver, proxy_authorization: Path) -> str:
-    more = f'proxy = "http://{receiver.host}:{receiver.port}"\nproxy_authorization_file = "{proxy_authorization}"'
+def _sink(name: str, receiver: Receiver, proxy: Path) -> str:
+    if name == PROXIED:
+        proxy.write_text(f"http://relay:{PROXY_PASSWORD}@{receiver.host}:{receiver.port}")
+    more = f'proxy = {{ file = "{proxy}" }}'
     most = 1 if name in STANDING else 1000
     secrets = {"secret": SECRET, "token": TOKEN}
     return SINK.format(name=name, url=receiver.url, most=most, more=more if name == PROXIED else "", **secrets)

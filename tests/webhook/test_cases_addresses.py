@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ssl
 from collections.abc import Generator
 
 import pytest
@@ -14,7 +13,7 @@ from outbox_relay.service.own_addresses import OwnAddresses
 from outbox_relay.service.webhooks import Webhooks
 from tests.support.names import Names
 from tests.support.receiver import Receiver
-from tests.support.receiver.answers import in_turn, say
+from tests.support.receiver.answers import say
 from tests.support.receiver.certificates import NAME, Authority
 from tests.support.receiver.faults import stale
 from tests.support.webhook_sink import LOOPBACK_NETWORKS, a_sink, code, outcome, sending, settings, verdict
@@ -25,29 +24,12 @@ ONLY_ONE = ["127.0.0.1/32"]
 
 INSIDE = {
     "case 14: loopback": "127.0.0.1",
-    "case 14: another loopback": "127.99.0.1",
-    "case 14: unspecified": "0.0.0.0",  # noqa: S104 - an address to refuse
-    "case 15: loopback of IPv6": "::1",
-    "case 15: unspecified of IPv6": "::",
     "case 15: IPv4 mapped into IPv6": "::ffff:127.0.0.1",
-    "case 15: IPv4 compatible": "::127.0.0.1",
-    "case 15: link-local of IPv6": "fe80::1",
     "case 16: metadata of most clouds": "169.254.169.254",
-    "case 16: metadata over IPv6": "fd00:ec2::254",
-    "case 16: metadata behind carrier addresses": "100.100.100.200",
-    "case 16: platform address": "168.63.129.16",
     "case 17: metadata through NAT64": "64:ff9b::a9fe:a9fe",
-    "case 17: metadata through local NAT64": "64:ff9b:1::a9fe:a9fe",
-    "case 17: metadata through 6to4": "2002:a9fe:a9fe::1",
-    "case 17: metadata through Teredo": "2001:0:a9fe:a9fe::1",
-    "case 17: metadata mapped": "::ffff:169.254.169.254",
-    "case 17: metadata through SIIT": "::ffff:0:169.254.169.254",
-    "case 17: metadata through ISATAP": "2606:4700::5efe:a9fe:a9fe",
-    "case 17: metadata through ISATAP with a global identifier": "2606:4700::200:5efe:a9fe:a9fe",
-    "case 17: outside the global addresses of IPv6": "4000::1",
-    "case 20: private": "10.0.0.1",
     "case 20: private of IPv6": "fd12::1",
 }
+"""Some of each kind; tests/unit/test_webhook_fences.py has all."""
 
 
 def assert_blocked(found: Verdict, *hidden: str) -> None:
@@ -65,20 +47,10 @@ async def test_a_name_that_stands_for_an_inner_address_is_not_dialled(names: Nam
     assert names.asked[NAME] == 1
 
 
-async def test_case_16_a_metadata_name_is_refused_by_its_address(names: Names) -> None:
-    names.say("metadata.test", ["169.254.169.254"])
-    assert_blocked(await outcome("http://metadata.test/latest", allow_networks=LOOPBACK_NETWORKS), "169.254")
-
-
 @pytest.mark.parametrize(
     "addresses",
-    [[PUBLIC, "10.0.0.1"], ["10.0.0.1", PUBLIC], [PUBLIC, "fd00::1"], ["127.0.0.1", "::1"]],
-    ids=[
-        "case 18: one public address, one private",
-        "case 18: the private one first",
-        "case 19: IPv4 public, IPv6 private",
-        "case 19: one listed, one of IPv6 not",
-    ],
+    [[PUBLIC, "10.0.0.1"], ["127.0.0.1", "::1"]],
+    ids=["case 18: one public address, one private", "case 19: one listed, one of IPv6 not"],
 )
 async def test_a_name_with_one_inner_address_among_others_is_not_dialled_at_all(
     names: Names, addresses: list[str]
@@ -96,16 +68,6 @@ def two_sides() -> Generator[tuple[Receiver, Receiver]]:
         yield listed, inner
 
 
-async def test_case_20_a_name_that_moves_inside_between_two_requests_is_judged_again(names: Names) -> None:
-    with two_sides() as (listed, inner):
-        names.in_turn(NAME, ["127.0.0.1"], ["127.0.0.2"])
-        async with sending(listed.url_of(NAME), allow_networks=ONLY_ONE) as sink:
-            assert await verdict(sink) == DELIVERED
-            found = await verdict(sink)
-        assert found == DELIVERED or code(found) == "ssrf_blocked"
-        assert inner.connections == 0
-
-
 async def test_case_20_the_address_that_was_judged_is_the_one_that_is_dialled(names: Names) -> None:
     """A name server that answers every question differently gains nothing: one question per connection."""
     with two_sides() as (listed, inner):
@@ -119,25 +81,16 @@ async def test_case_20_the_address_that_was_judged_is_the_one_that_is_dialled(na
         assert listed.connections > 0
 
 
-async def test_case_20_a_fresh_sink_asks_again_and_refuses(names: Names) -> None:
-    with two_sides() as (listed, inner):
-        names.in_turn(NAME, ["127.0.0.1"], ["127.0.0.2"])
-        assert await outcome(listed.url_of(NAME), allow_networks=ONLY_ONE) == DELIVERED
-        assert_blocked(await outcome(listed.url_of(NAME), allow_networks=ONLY_ONE), "127.0.0.2")
-        assert inner.connections == 0
-
-
-@pytest.mark.parametrize("inner", [True, False], ids=["one of them inside", "all of them listed and dead"])
-async def test_case_21_a_name_with_500_addresses_ends_within_the_limit(names: Names, *, inner: bool) -> None:
+async def test_case_21_a_name_with_500_addresses_ends_within_the_limit(names: Names) -> None:
     """The resolver handles chains of names and times to live: only the addresses count here."""
     many = [f"127.0.{n // 250 + 1}.{n % 250 + 1}" for n in range(500)]
-    names.say(NAME, [*many[:-1], "10.0.0.1"] if inner else many)
+    names.say(NAME, [*many[:-1], "10.0.0.1"])
     found = await outcome(f"http://{NAME}:9/", allow_networks=LOOPBACK_NETWORKS)
     assert isinstance(found, Unavailable)
-    assert code(found) == ("ssrf_blocked" if inner else "connection_refused")
+    assert code(found) == "ssrf_blocked"
 
 
-@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("status", [302, 308])
 async def test_case_22_a_redirect_is_a_failed_attempt_and_is_not_followed(status: int) -> None:
     with Receiver() as target, Receiver(say(status, ("location", target.url + "?token=t0ken"))) as receiver:
         found = await outcome(receiver.url)
@@ -157,53 +110,11 @@ async def test_case_23_proxies_of_the_environment_are_passed_by(monkeypatch: pyt
         assert proxy.connections == 0
 
 
-async def test_case_23_credentials_of_the_home_directory_are_not_sent(
-    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    home = tmp_path_factory.mktemp("home")
-    netrc = home / ".netrc"
-    netrc.write_text("machine 127.0.0.1 login relay password canary\n")
-    netrc.chmod(0o600)
-    monkeypatch.setenv("HOME", str(home))
-    monkeypatch.setenv("NETRC", str(netrc))
-    with Receiver() as receiver:
-        assert await outcome(receiver.url) == DELIVERED
-        assert receiver.requests[0].header("authorization") is None
-
-
-async def test_a_name_is_asked_for_and_shown_although_its_address_is_dialled(
+async def test_case_10_the_certificate_and_the_host_header_are_those_of_the_name_without_its_dot(
     names: Names, authority: Authority
 ) -> None:
-    """The certificate, the host header and the handshake have the name."""
-    shown: list[str | None] = []
-    context = authority.good(NAME)
-    context.sni_callback = lambda _socket, name, _context: shown.append(name)
-    names.say(NAME, ["127.0.0.1"])
-    with Receiver(tls=context) as receiver:
-        found = await outcome(receiver.url_of(NAME), ca_file=authority.certificate_file)
-        assert found == DELIVERED
-        assert receiver.requests[0].header("host") == f"{NAME}:{receiver.port}"
-    assert shown == [NAME]
-    assert isinstance(context, ssl.SSLContext)
-
-
-async def test_an_address_that_refuses_does_not_stop_the_next_one_of_the_name(names: Names) -> None:
-    with Receiver(in_turn(say(200))) as receiver:
-        names.say(NAME, ["127.0.0.9", "127.0.0.1"])
-        assert await outcome(receiver.url_of(NAME)) == DELIVERED
-
-
-@pytest.mark.parametrize("name", [f"{NAME}.", NAME.upper(), "Receiver.TEST."])
-async def test_case_10_a_dot_behind_the_name_and_upper_case_make_no_other_host(names: Names, name: str) -> None:
-    names.say(NAME, ["10.0.0.1"])
-    assert_blocked(await outcome(f"http://{name}/"), "10.0.0.1")
-
-
-@pytest.mark.parametrize("name", [f"{NAME}.", "Receiver.TEST."])
-async def test_case_10_the_certificate_and_the_host_header_are_those_of_the_name_without_its_dot(
-    names: Names, authority: Authority, name: str
-) -> None:
     """The dot is for name servers alone, where it says that nothing is to be added."""
+    name = "Receiver.TEST."
     shown: list[str | None] = []
     context = authority.good(NAME)
     context.sni_callback = lambda _socket, told, _context: shown.append(told)

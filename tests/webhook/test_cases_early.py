@@ -159,7 +159,7 @@ async def test_case_67_a_head_that_can_be_read_in_two_ways_is_no_answer(answer: 
     assert code(found) == "protocol_error"
 
 
-@pytest.mark.parametrize("cut", range(1, len(OK)))
+@pytest.mark.parametrize("cut", [1, 9, 16, len(OK) - 1])
 async def test_case_67_a_head_in_pieces_or_with_a_folded_line_is_an_answer(cut: int) -> None:
     folded = b"HTTP/1.1 200 OK\r\nx: y\r\n  z : w\r\nu: a : b\r\ncontent-length: 0\r\n\r\n"
     with Receiver(in_turn(raw(OK[:cut], OK[cut:]), raw(folded))) as receiver:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import time
 import tracemalloc
 from dataclasses import dataclass, field
 
 import pytest
 
-from outbox_relay.domain.outcomes import DELIVERED, Delivered, Failed, Refused, Unavailable
+from outbox_relay.domain.outcomes import DELIVERED, Delivered, Failed
 from outbox_relay.sinks.contract.handing import an_event
 from tests.support.receiver import Behaviour, Receiver, Request
 from tests.support.receiver.answers import head, in_turn, raw, say
@@ -25,7 +24,7 @@ from tests.support.receiver.faults import (
     drip,
     early_hints,
     endless_chunks,
-    gzip_bombs,
+    gzip_bomb,
     hang,
     header_drip,
     reset,
@@ -35,11 +34,10 @@ from tests.support.receiver.faults import (
 from tests.support.wait import until
 from tests.support.webhook_sink import PLENTY_SECONDS, QUICK_SECONDS, code, outcome, sending, verdict
 
-MEMORY_BYTES = 8 << 20
+MEMORY_BYTES = 6 << 20
 """Memory that one response may take, with everything around it."""
 SYSTEM_BYTES = 24 << 20
 """More than the buffers of a connection hold on both sides."""
-BOMB, DENSE_BOMB = gzip_bombs()
 BROKEN = {"protocol_error", "disconnected", "connection_reset"}
 NEVER = {*BROKEN, "deadline"}
 
@@ -87,8 +85,7 @@ TAKEN = {
     "case 42: the body of a 200 in drips": body_drip,
     "case 48: a chunked body without end": endless_chunks,
     "case 48: a body without end and without a length": Flood(b"HTTP/1.1 200 OK\r\n\r\n", b"x" * 65536),
-    "case 49: a gzip bomb of 200 MiB": raw(BOMB),
-    "case 49: one that is packed twice": raw(DENSE_BOMB),
+    "case 49: a gzip bomb of 8 MiB": raw(gzip_bomb()),
     "case 49: ten encodings on top of each other": raw(
         head(200, [("content-encoding", ", ".join(["gzip"] * 10)), ("content-length", "3")]) + b"abc"
     ),
@@ -163,42 +160,9 @@ async def test_case_52_a_body_where_none_may_be_is_not_taken_for_the_next_answer
         assert len(receiver.requests) == 2
 
 
-async def test_case_52_bytes_behind_a_whole_answer_are_not_taken_for_the_next_one() -> None:
-    unasked = raw(head(200, [("content-length", "0")]) * 2)
-    with Receiver(in_turn(unasked, say(500))) as receiver:
-        async with sending(receiver.url) as sink:
-            assert await verdict(sink) == DELIVERED
-            assert code(await verdict(sink)) == "http_500"
-
-
-async def test_case_52_bytes_that_come_between_two_requests_are_not_taken_for_an_answer() -> None:
-    ok = head(200, [("content-length", "0")])
-
-    async def twice(_request: Request, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(ok)
-        await writer.drain()
-        await asyncio.sleep(0.1)
-        writer.write(ok)
-
-    with Receiver(in_turn(twice, say(500))) as receiver:
-        async with sending(receiver.url) as sink:
-            assert await verdict(sink) == DELIVERED
-            await asyncio.sleep(0.3)  # nothing tells that the bytes are there: that is the point
-            assert code(await verdict(sink)) == "http_500"
-
-
-@pytest.mark.parametrize("status", [200, 500])
-async def test_case_42_a_body_in_drips_does_not_hold_the_request_until_its_limit(status: int) -> None:
-    with Receiver(drip(head(status, [("content-length", "1000000")]))) as receiver:
-        began = time.monotonic()
-        await outcome(receiver.url)
-        assert time.monotonic() - began < PLENTY_SECONDS / 2
-
-
-@pytest.mark.parametrize("status", [200, 500])
-async def test_case_48_of_a_body_without_end_little_is_read(status: int) -> None:
+async def test_case_48_of_a_body_without_end_little_is_read() -> None:
     """Most of it is in the system's own buffers."""
-    flood = Flood(head(status, [CHUNKED]), b"10000\r\n" + b"x" * 0x10000 + b"\r\n")
+    flood = Flood(head(200, [CHUNKED]), b"10000\r\n" + b"x" * 0x10000 + b"\r\n")
     with Receiver(flood) as receiver:
         await outcome(receiver.url)
         await asyncio.to_thread(until, lambda: receiver.open == 0, seconds=20, what="the connection is closed")
@@ -227,11 +191,10 @@ async def test_case_53_an_early_413_is_heard_when_the_receiver_reads_on() -> Non
 
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=[f"case 54: {name} in the body" for name in BODIES])
-@pytest.mark.parametrize("status", [400, 500, 503])
-async def test_what_a_body_says_is_kept_harmless(status: int, body: bytes) -> None:
-    with Receiver(say(status, body=body)) as receiver:
+async def test_what_a_body_says_is_kept_harmless(body: bytes) -> None:
+    with Receiver(say(500, body=body)) as receiver:
         found = await outcome(receiver.url)
-    assert isinstance(found, Failed | Refused | Unavailable)
+    assert isinstance(found, Failed)
     assert found.attempt is not None
     for text in (found.reason, found.attempt.answer or ""):
         assert text.isprintable()
@@ -264,11 +227,6 @@ async def test_case_55_cookies_are_not_kept() -> None:
                 await verdict(sink)
         assert len(receiver.requests) == 3
         assert {request.header("cookie") for request in receiver.requests} == {None}
-
-
-async def test_case_55_a_huge_cookie_is_a_huge_header() -> None:
-    with Receiver(say(200, ("set-cookie", "c=" + "x" * 300_000))) as receiver:
-        assert code(await outcome(receiver.url)) == "protocol_error"
 
 
 async def test_gzip_that_is_honest_is_not_decoded_either() -> None:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
-from outbox_relay.sinks.webhook.response import BODY_BYTES, HEAD_BYTES, PREFIX_BYTES
+from outbox_relay.sinks.webhook.response import HEAD_BYTES, PREFIX_BYTES
 from tests.support.receiver import Receiver
 from tests.support.receiver.answers import head, raw, say
 from tests.support.receiver.faults import (
-    hang,
     stall,
 )
 from tests.support.webhook_client import (
     BODY,
-    HEADERS,
     QUICK_SECONDS,
     a_response,
     answered,
@@ -24,17 +20,6 @@ from tests.support.webhook_client import (
     post,
     posting,
 )
-
-
-async def test_a_request_is_what_was_handed_over_and_host_and_length() -> None:
-    with Receiver(secrets=()) as receiver:
-        found = a_response(await outcome(f"{receiver.url}?token=a%2Fb&x=%41", body=b"\x00\xff\r\n\r\n" * 3))
-        [request] = receiver.requests
-    assert (found.status, found.whole, found.prefix) == (200, True, b"")
-    assert (request.method, request.target) == ("POST", "/hooks?token=a%2Fb&x=%41")
-    assert request.body == b"\x00\xff\r\n\r\n" * 3
-    own = (("host", f"127.0.0.1:{receiver.port}"), ("content-length", "18"))
-    assert sorted(request.headers) == sorted((*HEADERS, *own))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +37,7 @@ async def test_a_path_is_sent_as_it_is_written_but_for_what_no_target_may_hold(p
     assert receiver.requests[0].target == target
 
 
-@pytest.mark.parametrize("size", [0, 1, 1 << 20])
+@pytest.mark.parametrize("size", [0, 1 << 20])
 async def test_a_body_of_any_size_arrives_byte_for_byte(size: int) -> None:
     body = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
     with Receiver(secrets=()) as receiver:
@@ -63,16 +48,7 @@ async def test_a_body_of_any_size_arrives_byte_for_byte(size: int) -> None:
         assert receiver.connections == 1
 
 
-async def test_a_length_or_host_that_is_handed_over_is_not_sent_twice() -> None:
-    with Receiver(secrets=()) as receiver:
-        async with posting(receiver.url) as open_one:
-            headers = [*HEADERS, ("Content-Length", "999"), ("Host", "elsewhere.test")]
-            a_response(await open_one.post(headers, BODY, 5))
-        assert receiver.requests[0].header("content-length") == str(len(BODY))
-        assert receiver.requests[0].header("host") == f"127.0.0.1:{receiver.port}"
-
-
-@pytest.mark.parametrize("value", ["a\r\nx: y", "a\nb", "a\0b", "☃"], ids=["CRLF", "LF", "NUL", "no ASCII"])
+@pytest.mark.parametrize("value", ["a\r\nx: y", "a\0b", "☃"], ids=["CRLF", "NUL", "no ASCII"])
 async def test_a_header_that_would_end_early_is_not_sent(value: str) -> None:
     with Receiver(secrets=()) as receiver:
         async with posting(receiver.url) as open_one:
@@ -82,17 +58,18 @@ async def test_a_header_that_would_end_early_is_not_sent(value: str) -> None:
 
 
 async def test_an_answer_keeps_what_decides_and_the_beginning_of_the_body() -> None:
-    headers = (("Retry-After", "5"), ("retry-after", "7"), ("X-Other", "no"), ("Set-Cookie", "a=b"), ("Location", "/é"))
+    headers = (
+        ("Retry-After", "5"),
+        ("retry-after", "7" * 10_000),
+        ("X-Other", "no"),
+        ("Set-Cookie", "a=b"),
+        ("Location", "/é"),
+    )
     found = a_response(await answered(say(503, *headers, body=b"\xff" * 10_000)))
     assert found.status == 503
-    assert found.headers == {"retry-after": "5, 7", "location": "/é"}
+    assert found.headers == {"retry-after": f"5, {'7' * 509}", "location": "/é"}
     assert found.prefix == b"\xff" * PREFIX_BYTES
     assert found.whole
-
-
-async def test_the_value_of_a_header_is_clipped() -> None:
-    found = a_response(await answered(say(429, ("retry-after", "9" * 10_000))))
-    assert len(found.headers["retry-after"]) == 512
 
 
 async def test_the_times_of_the_parts_are_told_where_they_were_taken() -> None:
@@ -110,27 +87,9 @@ async def test_the_limit_ends_a_request_that_is_not_read() -> None:
         no_response(await outcome(receiver.url, body=body, seconds=QUICK_SECONDS), "read_timeout", sent=True)
 
 
-async def test_a_body_longer_than_what_is_read_ends_the_connection() -> None:
-    with Receiver(say(200, body=b"x" * (4 * BODY_BYTES)), secrets=()) as receiver:
-        async with posting(receiver.url) as open_one:
-            assert not a_response(await post(open_one)).whole
-            receiver.answer = say(200, body=b"x" * BODY_BYTES)
-            assert a_response(await post(open_one)).whole
-            assert a_response(await post(open_one)).whole
-        assert receiver.connections == 2
-
-
 async def test_a_long_head_and_a_few_interim_answers_are_no_flood() -> None:
     cookie = ("set-cookie", "x" * (HEAD_BYTES - 1024))
     found = a_response(
         await answered(raw(head(100), head(103) * 3, head(200, [cookie, ("content-length", "2")]) + b"ok"))
     )
     assert (found.status, found.prefix, found.whole) == (200, b"ok", True)
-
-
-async def test_a_cancelled_request_is_cancelled() -> None:
-    with Receiver(hang, secrets=()) as receiver:
-        async with posting(receiver.url) as open_one:
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.1):
-                    await post(open_one)

@@ -10,15 +10,13 @@ from collections.abc import Callable
 import pytest
 
 from outbox_relay.sinks.webhook import client as pool
-from outbox_relay.sinks.webhook.client import HttpClient
+from outbox_relay.sinks.webhook.client import PooledClient
 from tests.support.receiver import Behaviour, Receiver, Request
 from tests.support.receiver.answers import chosen, head, in_turn, raw, say
 from tests.support.receiver.certificates import Authority
 from tests.support.receiver.faults import close, hang, reset, then
 from tests.support.wait import auntil
 from tests.support.webhook_client import (
-    LATE_SECONDS,
-    QUICK_SECONDS,
     Gate,
     a_response,
     no_response,
@@ -44,14 +42,6 @@ async def eventually(fact: Callable[[], bool], what: str) -> None:
         return fact()
 
     await auntil(ask, seconds=10, what=what)
-
-
-async def test_requests_one_after_the_other_use_one_connection() -> None:
-    with Receiver(say(200, body=b"ok"), secrets=()) as receiver:
-        async with posting(receiver.url) as client:
-            for _ in range(20):
-                a_response(await post(client))
-        assert receiver.connections == 1
 
 
 async def test_a_connection_that_is_kept_for_long_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,15 +101,6 @@ async def test_sending_again_does_not_meet_another_stale_connection() -> None:
             assert a_response(await post(client)).status == 200
 
 
-async def test_sending_again_keeps_to_the_same_limit() -> None:
-    with Receiver(in_turn(say(200), close, hang), secrets=()) as receiver:
-        async with posting(receiver.url) as client:
-            a_response(await post(client))
-            fault = no_response(await post(client, seconds=QUICK_SECONDS), "read_timeout", sent=True)
-            assert fault.seconds < LATE_SECONDS
-        assert len(receiver.requests) == 3
-
-
 async def test_sending_again_to_nobody_may_have_been_processed_before() -> None:
     with Receiver(in_turn(say(200), hang), secrets=()) as receiver:
         async with posting(receiver.url) as client:
@@ -168,7 +149,7 @@ async def test_a_connection_whose_request_is_not_all_sent_is_not_used_again() ->
         assert receiver.requests[-1].connection == 2
 
 
-async def cancelled_soon(client: HttpClient, noise: random.Random) -> None:
+async def cancelled_soon(client: PooledClient, noise: random.Random) -> None:
     """Cancel a request at some point of its way."""
     sent = asyncio.ensure_future(post(client))
     await asyncio.sleep(noise.choice((0, 0, 0.0005, 0.001, 0.002, 0.005)))

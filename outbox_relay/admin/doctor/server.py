@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from outbox_relay.admin.doctor.finding import Finding, listed
@@ -236,8 +236,8 @@ def examine_configurations(found: Sequence[Any]) -> Iterator[Finding]:
                 "config-reload-failed", "warning", f"relay {each.name} did not apply the file at its last SIGHUP",
                 str(refusal), "correct the file and send SIGHUP again, or restart the relay if it says so",
             )  # fmt: skip
-    names = {name for each in known for name in each.config if name != REFUSAL}
-    settings = sorted(name for name in names if len({repr(each.config.get(name)) for each in known}) > 1)
+    names = sorted({name for each in known for name in each.config if name != REFUSAL})
+    settings = [name for name in names if _differs(name, [each.config for each in known])]
     if settings:
         yield Finding(
             "relay-configurations", "warning", "relays run with different settings",
@@ -251,3 +251,8 @@ def examine_configurations(found: Sequence[Any]) -> Iterator[Finding]:
             f"relays without database.listen_dsn: {listed(polling)}",
             "set database.listen_dsn to a connection string that leads to the server itself",
         )  # fmt: skip
+
+
+def _differs(name: str, configs: Sequence[Mapping[str, Any]]) -> bool:
+    """Return True if a setting differs. A relay that serves some of the sinks lacks the settings of the others."""
+    return len({repr(each.get(name)) for each in configs if name in each or not name.startswith("sinks.")}) > 1

@@ -5,11 +5,11 @@ docs/emitting.md and docs/consumers.md show every use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import wraps
 from inspect import iscoroutinefunction
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar, Unpack, cast
 from uuid import UUID
 
 import psycopg
@@ -17,11 +17,12 @@ from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.transaction import TransactionManagementError
 
-from outbox_relay import emit_spans, inbox
-from outbox_relay.callers import PAGES
-from outbox_relay.emit_rows import NOT_GIVEN, Declared, Dumps, Event, InvalidEvent, row_of, rows_of, time_text, uid_text
-from outbox_relay.inbox_marks import HasHeaders, InvalidMark, consumer_of, mark_of, uid_of
-from outbox_relay.outbox import CANCEL, RESCHEDULE, change, insert, insert_many
+from outbox_relay import inbox
+from outbox_relay.callers import STATEMENTS, fetch, insert_many, insert_one, page_of
+from outbox_relay.emit_rows import NOT_GIVEN, Declared, Event, InvalidEvent, row_of, rows_of
+from outbox_relay.inbox_marks import HasHeaders, InvalidMark, consumer_of, uid_of
+from outbox_relay.statements import EventOptions, event_time, event_uid
+from outbox_relay.statements import mark as mark_parameters
 
 __all__ = [
     "Event",
@@ -58,17 +59,9 @@ def emit(
     type: str | Declared,  # noqa: A002 - as for outbox.emit
     payload: Any = NOT_GIVEN,
     *,
-    key: str | None = None,
-    headers: Mapping[str, str] | None = None,
-    deliver_at: datetime | None = None,
-    uid: UUID | None = None,
-    content_type: str | None = None,
-    dumps: Dumps | None = None,
-    tenant: str | None = None,
-    priority: int | None = None,
-    unique_key: str | None = None,
     using: str = DEFAULT_DB_ALIAS,
     require_atomic: bool = True,
+    **options: Unpack[EventOptions],
 ) -> UUID:
     """Emit one event in the current atomic block of the database ``using``, in one round trip; return its uid.
 
@@ -79,14 +72,10 @@ def emit(
     block or in one that must be rolled back, TypeError if the database is not PostgreSQL with psycopg 3, and
     ``django.db.Error`` for all other failures.
     """
-    event = Event(type, payload, key, headers, deliver_at, uid, content_type, dumps, tenant, priority, unique_key)
-    row = row_of(event)
+    row = row_of(Event(type, payload, **options))
     wrapper, connection = _connection(using, require_atomic=require_atomic)
     with wrapper.wrap_database_errors:
-        if (spans := emit_spans.begin((row,))) is None:
-            return insert(connection, row)
-        with spans:
-            return spans.emitted([insert(connection, *spans.rows)])[0]
+        return insert_one(connection, row)
 
 
 def emit_many(
@@ -102,10 +91,7 @@ def emit_many(
         return []
     wrapper, connection = _connection(using, require_atomic=require_atomic)
     with wrapper.wrap_database_errors:
-        if (spans := emit_spans.begin(rows)) is None:
-            return insert_many(connection, rows)
-        with spans:
-            return spans.emitted(insert_many(connection, spans.rows))
+        return insert_many(connection, rows)
 
 
 def cancel(uid: UUID, *, using: str = DEFAULT_DB_ALIAS, require_atomic: bool = True) -> bool:
@@ -113,10 +99,10 @@ def cancel(uid: UUID, *, using: str = DEFAULT_DB_ALIAS, require_atomic: bool = T
 
     As ``outbox.cancel``, but raises as :func:`emit`.
     """
-    parameters = (uid_text(uid),)
+    parameters = event_uid(uid)
     wrapper, connection = _connection(using, require_atomic=require_atomic, name="cancel", outside=CHANGED_OUTSIDE)
     with wrapper.wrap_database_errors:
-        return change(connection, CANCEL, parameters)
+        return bool(fetch(connection, STATEMENTS.cancel, parameters))
 
 
 def reschedule(uid: UUID, at: datetime, *, using: str = DEFAULT_DB_ALIAS, require_atomic: bool = True) -> bool:
@@ -124,10 +110,10 @@ def reschedule(uid: UUID, at: datetime, *, using: str = DEFAULT_DB_ALIAS, requir
 
     As ``outbox.reschedule``, but raises as :func:`emit`.
     """
-    parameters = (uid_text(uid), time_text("at", at))
+    parameters = event_time(uid, at)
     wrapper, connection = _connection(using, require_atomic=require_atomic, name="reschedule", outside=CHANGED_OUTSIDE)
     with wrapper.wrap_database_errors:
-        return change(connection, RESCHEDULE, parameters)
+        return bool(fetch(connection, STATEMENTS.reschedule, parameters))
 
 
 def once(consumer: str, uid: UUID | str, *, using: str = DEFAULT_DB_ALIAS) -> bool:
@@ -137,10 +123,10 @@ def once(consumer: str, uid: UUID | str, *, using: str = DEFAULT_DB_ALIAS) -> bo
 
     Raises :class:`InvalidMark` for a name or a uid that the inbox refuses, and as :func:`emit` otherwise.
     """
-    mark = mark_of(consumer, uid)
+    parameters = mark_parameters(consumer, uid)
     wrapper, connection = _connection(using, require_atomic=True, name="once", outside=MARKED_OUTSIDE)
     with wrapper.wrap_database_errors:
-        return inbox.insert(connection, mark)
+        return bool(fetch(connection, STATEMENTS.once, parameters))
 
 
 def once_per_event(
@@ -185,5 +171,5 @@ def _connection(
         return wrapper, cast("psycopg.Connection[Any]", below)
     kind = f"{below.__class__.__module__}.{below.__class__.__qualname__}"
     raise TypeError(
-        f"{name} needs a database of PostgreSQL with psycopg 3, not {kind}, for {using!r}: see {PAGES[name]}"
+        f"{name} needs a database of PostgreSQL with psycopg 3, not {kind}, for {using!r}: see {page_of(name)}"
     )

@@ -6,7 +6,7 @@ import queue
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -46,13 +46,19 @@ class RegistryOptions:
     auto_register: bool = False
     schema_files: Mapping[str, Path] = field(default_factory=dict[str, Path])
     """Files with the schemas of event types, which are registered or looked up instead of the latest version."""
-    username: str | None = None
-    password: str | None = field(default=None, repr=False)
-    password_file: Path | None = None
+    user_info: Callable[[], str] | None = None
+    """Returns user and password, with a colon between them, or raises ValueError with the reason."""
     ca_file: Path | None = None
     client_certificate: Path | None = None
     client_key: Path | None = None
     timeout_seconds: float = 3.0
+
+
+def _read(user_info: Callable[[], str]) -> str:
+    try:
+        return user_info()
+    except ValueError as error:
+        raise SchemasUnavailable(f"registry.user_info: {error}") from None
 
 
 class SchemaRegistry:
@@ -137,11 +143,8 @@ class SchemaRegistry:
             # Without one, OpenSSL asks the terminal for the password of an encrypted key.
             settings["ssl.key.password"] = ""
         try:
-            if options.username is not None:
-                password = options.password or ""
-                if options.password_file is not None:
-                    password = _text("password_file", options.password_file).removesuffix("\n").removesuffix("\r")
-                settings["basic.auth.user.info"] = f"{options.username}:{password}"
+            if options.user_info is not None:
+                settings["basic.auth.user.info"] = _read(options.user_info)
             client = SchemaRegistryClient(settings)
         except (OSError, ValueError):
             try:

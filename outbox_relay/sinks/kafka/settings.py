@@ -18,7 +18,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer, ThrottleEvent
 
 from outbox_relay.domain.authorities import system_authorities
 from outbox_relay.domain.errors import ConfigurationError
-from outbox_relay.domain.file_reading import is_stream, read_file
+from outbox_relay.domain.file_reading import is_stream
 from outbox_relay.domain.hidden_values import without
 from outbox_relay.domain.secret_names import may_hold_secret
 from outbox_relay.sinks.tls import trusting
@@ -29,8 +29,6 @@ BATCH_BYTES = 990_000
 """Default ``batch.size``: fits the default ``max.message.bytes`` of a topic."""
 LINGER_MS = 10
 """Default time that a record waits for others of its partition while more are handed over."""
-MAX_FILE_BYTES = 65_536
-"""Maximum size of a file that contains a setting."""
 
 DEFAULTS: Mapping[str, Scalar] = {
     # Places keys as Java clients do, and spreads records without a key. Plain murmur2 uses one partition for those.
@@ -156,15 +154,15 @@ def _described(error: BaseException) -> str:
 class ClientSettings:
     """The settings of one sink's clients, from its table ``producer``.
 
-    ``files`` contain values of settings and are read again for every client. With ``creates`` the sink creates topics,
-    so requests of its producers do not make a broker create one. Tokens of SASL OAUTHBEARER come from ``tokens``, if
-    that is given.
+    ``secrets`` return values of settings and are called again for every client. With ``creates`` the sink creates
+    topics, so requests of its producers do not make a broker create one. Tokens of SASL OAUTHBEARER come from
+    ``tokens``, if that is given.
     """
 
     def __init__(
         self,
         user: Mapping[str, Scalar],
-        files: Mapping[str, Path] | None = None,
+        secrets: Mapping[str, Callable[[], str]] | None = None,
         *,
         creates: bool = False,
         tokens: TokenProvider | None = None,
@@ -172,7 +170,7 @@ class ClientSettings:
         self._tokens = tokens
         self._creation: Mapping[str, Scalar] = {"allow.auto.create.topics": False} if creates else {}
         self._user = {name: value for name, value in user.items() if name not in ALIASES}
-        self._files = dict(files or {})
+        self._files = dict(secrets or {})
         self._file_values: dict[str, str] = {}
         self._secrets = [
             text
@@ -262,18 +260,11 @@ class ClientSettings:
         """Return the contents of the files, without the final line break."""
         self._check_locations()
         found: dict[str, str] = {}
-        for name, path in self._files.items():
+        for name, read in self._files.items():
             try:
-                content = read_file(path, MAX_FILE_BYTES)
-                if len(content) > MAX_FILE_BYTES:
-                    raise ConfigurationError(f'producer_files."{name}": {path} is larger than {MAX_FILE_BYTES} bytes')
-                found[name] = content.decode().removesuffix("\n").removesuffix("\r")
-            except OSError as error:
-                raise ConfigurationError(f'producer_files."{name}": {path}: {error.strerror}') from None
-            except UnicodeDecodeError:
-                raise ConfigurationError(f'producer_files."{name}": {path} is not text in UTF-8') from None
-            if not found[name]:
-                raise ConfigurationError(f'producer_files."{name}": {path} is empty')
+                found[name] = read()
+            except ValueError as error:
+                raise ConfigurationError(f'producer."{name}": {error}') from None
         self._file_values = found
         return found
 

@@ -23,8 +23,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -84,7 +83,7 @@ class KafkaSink(Sink):
     """Delivers events to Kafka, with payload, key and headers.
 
     ``topic`` is the template of topics. ``producer`` has settings for librdkafka; those that would break a guarantee
-    are overridden. ``files`` contain further settings by name and are read again for every producer.
+    are overridden. ``secrets`` return further settings by name and are called again for every producer.
 
     When acknowledgements stop for ``stall_seconds``, all records in flight are purged and their events are
     ``Unavailable``. A new producer needs up to a second for its first acknowledgement, so use at least two seconds.
@@ -121,7 +120,7 @@ class KafkaSink(Sink):
         *,
         record_format: RecordFormat | None = None,
         creation: TopicCreation | None = None,
-        files: Mapping[str, Path] | None = None,
+        secrets: Mapping[str, Callable[[], str]] | None = None,
         hold_keys: bool = False,
         topics: Sequence[str] = (),
         delivery_details: bool = False,
@@ -140,7 +139,7 @@ class KafkaSink(Sink):
         self._schemas = schemas
         self._is_plain = self._format.plain and schemas is None
         self._resolver = TopicResolver(topic, topics)
-        self._settings = ClientSettings(producer, files, creates=self._creates, tokens=tokens)
+        self._settings = ClientSettings(producer, secrets, creates=self._creates, tokens=tokens)
         self._log = ClientLog(self._settings, name)
         self._metadata = TopicMetadata(self._settings, self._log, creation)
         self._troubles = TopicTroubles()

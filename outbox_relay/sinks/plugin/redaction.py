@@ -8,7 +8,6 @@ from typing import Any, cast
 from outbox_relay.domain import hidden_values
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import clip
-from outbox_relay.fields import fields
 from outbox_relay.sinks.settings import SHOWN, PluginSettings
 
 HIDDEN = "…"
@@ -18,15 +17,11 @@ SHORTEST = 4
 
 def own_texts(settings: PluginSettings) -> list[str]:
     """Return the texts in the plug-in's own settings, in full length, except those marked ``SHOWN``."""
-    model, own = type(settings), list[str]()
-    for name, field in fields(model).items():
+    own: list[str] = []
+    for name, field in type(settings).model_fields.items():
         if name not in PluginSettings.model_fields and SHOWN not in field.metadata:
-            own += texts_in(getattr(settings, _attribute(model, name)))
+            own += texts_in(getattr(settings, name))
     return own
-
-
-def _attribute(model: type[PluginSettings], name: str) -> str:
-    return next(own for own, field in model.model_fields.items() if name in (own, field.alias))
 
 
 def texts_in(value: Any) -> Iterator[str]:

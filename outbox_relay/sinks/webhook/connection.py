@@ -15,8 +15,6 @@ from outbox_relay.sinks.webhook.response import NotHttp, ResponseReader
 
 BODY_SECONDS = 1.0
 """Maximum time for reading a body after its head, which has decided the result already."""
-LISTEN_SECONDS = 1.0
-"""Time for which ``listen`` waits: a server with TLS 1.3 asks for a certificate after the handshake."""
 LOOKS = 16
 """Turns of the event loop in which unread bytes are read before a request is sent, at most."""
 
@@ -30,10 +28,6 @@ class ExchangeFailed(Exception):
         self.reason = reason
 
 
-class NotConnected(ExchangeFailed):
-    """No connection was made, so that nothing was sent."""
-
-
 class ConnectionLost(ExchangeFailed):
     """The connection ended before the head of the response was complete."""
 
@@ -41,50 +35,28 @@ class ConnectionLost(ExchangeFailed):
 class Exchange:
     """A request and what has come back. Times are values of ``time.monotonic()``.
 
-    ``until`` is the ``lease_clock()`` value from which the request must not be written. ``phase`` is dns, connect or
-    tls while that is waited for. ``sent_at`` is None unless the destination may have processed the request, and
-    ``resent`` is True after that was sent over a kept connection that was found closed.
+    ``until`` is the ``lease_clock()`` value from which the request must not be written. ``steps`` are the parts of
+    making a connection and their seconds; a kept connection has none. ``sent_at`` is None unless the destination may
+    have processed the request, and ``resent`` is True after that was sent over a kept connection that was found closed.
     """
 
-    __slots__ = ("began", "dialled", "first_byte", "phase", "resent", "response", "sent_at", "steps", "until")
+    __slots__ = ("began", "first_byte", "resent", "response", "sent_at", "steps", "until")
 
     def __init__(self, until: float = math.inf) -> None:
         self.began = time.monotonic()
         self.until = until
-        self.resent = False
-        self._clear()
-
-    def _clear(self) -> None:
-        self.phase = ""
         self.steps: list[tuple[str, float]] = []
-        self.dialled = False
+        self.resent = False
         self.sent_at: float | None = None
         self.first_byte: float | None = None
         self.response: ResponseReader | None = None
 
-    def start_again(self) -> None:
-        """Forget the kept connection that was found closed."""
-        self._clear()
-        self.resent = True
-
     @contextmanager
-    def timed(self, phase: str) -> Generator[None]:
-        """Record how long a phase of making a connection takes; ``phase`` remains if it fails."""
-        self.dialled = True
-        self.phase = phase
+    def timed(self, step: str) -> Generator[None]:
+        """Record how long a step takes that does not fail."""
         began = time.monotonic()
         yield
-        self.steps.append((phase, time.monotonic() - began))
-        self.phase = ""
-
-    def begin_sending(self) -> None:
-        """Record that the request is written now. Nothing may be awaited between this call and the writing.
-
-        Raises ExchangeFailed when its lease has expired.
-        """
-        if lease_clock() >= self.until:
-            raise ExchangeFailed("withdrawn", "its lease ended before it was sent")
-        self.sent_at = time.monotonic()
+        self.steps.append((step, time.monotonic() - began))
 
     def timings(self) -> tuple[tuple[str, float], ...]:
         """Return the steps and their seconds, first_byte included."""
@@ -97,16 +69,14 @@ class HttpConnection(asyncio.Protocol):
     """A connection. It can carry another exchange once the last one was sent whole and its response ended exactly."""
 
     _transport: asyncio.Transport
-    kept_at = 0.0
-    """The ``time.monotonic()`` value since which it carries no exchange."""
 
     def __init__(self) -> None:
-        self.made_at = time.monotonic()
+        self.made_at = self.kept_at = time.monotonic()
         self.buffer = bytearray()
         """The bytes that came and are not read yet."""
         self._poll = select.poll()  # select() itself knows no file descriptors above 1023
         self._exchange: Exchange | None = None
-        self._wakes: asyncio.Future[None] | None = None
+        self._news = asyncio.Event()
         self._patience_ends: float | None = None
         self._idle = True
         self._spoke = self._ended = False
@@ -117,50 +87,56 @@ class HttpConnection(asyncio.Protocol):
         """Return whether the connection can carry another exchange."""
         return self._idle and not self._transport.is_closing() and not self._transport.get_write_buffer_size()
 
-    async def send(self, exchange: Exchange, request: bytes) -> None:
-        """Write ``request`` and wait until ``exchange`` has the response, as far as it is read.
+    async def secure(self, context: ssl.SSLContext, host: str) -> None:
+        """Continue over TLS, with a certificate for ``host``. Raises what the handshake raises."""
+        start_tls = asyncio.get_running_loop().start_tls
+        transport = await start_tls(self._transport, self, context, server_hostname=host)
+        if transport is None:  # the connection ended right after the handshake
+            self.abort()
+        else:
+            self._transport = transport
 
-        Raises NotConnected when a new connection brings bytes before the request is sent, ConnectionLost, and
-        ExchangeFailed: withdrawn, protocol_error or tls_error.
+    async def send(self, exchange: Exchange, request: bytes, *, head_only: bool = False) -> ResponseReader:
+        """Write ``request`` and return the response, which ``exchange`` has too, as far as it is read.
+
+        Raises ConnectionLost, and ExchangeFailed: withdrawn, tls_error, and protocol_error, also when a new connection
+        brings bytes before the request is sent.
         """
         await self._expect_silence(exchange)
         self._idle = False
-        exchange.begin_sending()
+        if lease_clock() >= exchange.until:
+            raise ExchangeFailed("withdrawn", "its lease ended before it was sent")
+        exchange.sent_at = time.monotonic()  # nothing may be awaited between the look at the lease and the writing
         self._transport.write(request)
         self._exchange = exchange
-        response = exchange.response = ResponseReader(self)
+        response = exchange.response = ResponseReader(self.buffer, self.more)
         try:
             if not await response.read_head():
                 raise self._failure(exchange)
-            self._patience_ends = asyncio.get_running_loop().time() + BODY_SECONDS
-            with suppress(TimeoutError, ExchangeFailed):  # the head has decided
-                await response.read_body()
-            self._idle = response.ended_exactly
+            if not head_only:
+                self._patience_ends = asyncio.get_running_loop().time() + BODY_SECONDS
+                with suppress(TimeoutError, ExchangeFailed):  # the head has decided
+                    await response.read_body()
+                self._idle = response.ended_exactly
         except NotHttp as error:
             raise ExchangeFailed("protocol_error", str(error)) from None
         finally:
             self._exchange = self._patience_ends = None
+        return response
 
     async def listen(self) -> None:
-        """Send nothing for ``LISTEN_SECONDS`` if this is TLS 1.3. Raises as ``send`` if the destination ends it."""
-        secure: ssl.SSLObject | None = self._transport.get_extra_info("ssl_object")
-        if secure is not None and secure.version() == "TLSv1.3":
-            self._patience_ends = asyncio.get_running_loop().time() + LISTEN_SECONDS
-            with suppress(TimeoutError):
-                while await self.more():
-                    pass
-                raise self._failure(Exchange())
+        """Wait until the destination ends the connection. Raises why."""
+        while await self.more():
+            pass
+        raise self._failure(Exchange())
 
     async def more(self) -> bool:
-        """See ``Source``. Raises TimeoutError if nothing comes until the body was waited for long enough."""
+        """See ``ResponseReader``. Raises TimeoutError if nothing comes until the body was waited for long enough."""
         if not self._ended:
-            self._wakes = asyncio.get_running_loop().create_future()
-            if self._patience_ends is None:
-                await self._wakes
-                return True  # if the connection has ended, the next call tells
+            self._news.clear()
             async with asyncio.timeout_at(self._patience_ends):
-                await self._wakes
-                return True
+                await self._news.wait()
+            return True  # if the connection has ended, the next call tells
         if self._error is not None:
             raise self._failure(self._exchange or Exchange())
         return False
@@ -170,21 +146,18 @@ class HttpConnection(asyncio.Protocol):
 
         On a kept connection it counts as closed, so that the request is sent over another one.
         """
-        looks = 0
-        while self._holds_unread() and not self._spoke:
-            looks += 1
-            self._spoke = looks > LOOKS
+        for _ in range(LOOKS):
+            if self._spoke or self._transport.is_closing() or not self._poll.poll(0):
+                break
             await asyncio.sleep(0)  # in one of the next turns the loop reads it, or sees the end
+        else:
+            self._spoke = True
         if self._spoke:
             self.abort()
-            if exchange.dialled:
-                raise NotConnected("protocol_error", "the destination answered before the request was sent")
+            if exchange.steps:
+                raise ExchangeFailed("protocol_error", "the destination answered before the request was sent")
         if self._transport.is_closing():
             raise self._failure(exchange)
-
-    def _holds_unread(self) -> bool:
-        """Return whether the system has bytes of this connection, or its end, that the event loop has not read."""
-        return not self._transport.is_closing() and bool(self._poll.poll(0))
 
     def abort(self) -> None:
         """End the connection at once, and drop what is not sent yet."""
@@ -205,22 +178,18 @@ class HttpConnection(asyncio.Protocol):
         if self._exchange.first_byte is None:
             self._exchange.first_byte = time.monotonic()
         self.buffer += data
-        self._wake()
+        self._news.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Take the end of the connection."""
         self._error, self._ended = exc, True
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._wakes is not None and not self._wakes.done():
-            self._wakes.set_result(None)
+        self._news.set()
 
     def _failure(self, exchange: Exchange) -> ExchangeFailed:
         """Return what ended the connection. With TLS 1.3 a server refuses a certificate only after the handshake."""
         if isinstance(self._error, ssl.SSLError) and exchange.first_byte is None:
             reason = self._error.reason or "closed"
-            if exchange.dialled and "ALERT" in reason:
+            if exchange.steps and "ALERT" in reason:
                 exchange.sent_at = None  # it ended the connection without taking the request
             return ExchangeFailed("tls_error", f"the destination ended TLS: {reason}")
         if isinstance(self._error, OSError):

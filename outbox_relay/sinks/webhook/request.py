@@ -57,8 +57,6 @@ class Credentials:
 
     keys: Sequence[signatures.SigningKey]
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    proxy_authorization: str | None = field(default=None, repr=False)
-    """The value of ``proxy-authorization``, for the proxy alone."""
 
 
 def make_request(

@@ -1,9 +1,12 @@
-"""Reading the response to a request, in bounds and in one way only."""
+"""Reading the response to a request, in bounds and in one way only.
+
+Never more lenient than h11: ``tests/webhook/fuzz.py`` compares both, and lists where this is stricter.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import Protocol
+from collections.abc import Awaitable, Callable
 
 HEAD_BYTES = 100 * 1024
 """Longest status line and headers of a response."""
@@ -20,30 +23,20 @@ PREFIX_BYTES = 4096
 
 _BEGIN = b"HTTP/1."
 _END = b"\r\n\r\n"
-_HEAD = re.compile(
-    rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [^\r\n\0]*+)?\r\n"
-    rb"((?:[!#-'*+.0-9A-Z^-z|~-]++:[^\r\n\0]*+\r\n(?:[\t ][^\r\n\0]*+\r\n)*+)*+)\r\n"
-)
-"""A head of which every line is as RFC 9112 says; a line that begins with a blank continues the one before it."""
+_TEXT = rb"[^\0\n\v\f\r]*+"
+_FIELDS = rb"((?:[!#-'*+.0-9A-Z^-z|~-]++:" + _TEXT + rb"\r\n(?:[\t ]" + _TEXT + rb"\r\n)*+)*+)\r\n"
+"""Header lines and the empty one after them. A line that begins with a blank continues the one before it."""
+_HEAD = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: " + _TEXT + rb")?\r\n" + _FIELDS)
+_TRAILER = re.compile(_FIELDS)
 _FOLD = re.compile(rb"\r\n[\t ]+")
 _FRAMING = re.compile(rb"(?im)^(content-length|transfer-encoding|connection):[\t ]*([^\r]*)")
 _SHOWN = re.compile(rb"(?im)^(date|location|retry-after|webhook-delivery):[\t ]*([^\r]*)")
 _LENGTH = re.compile(rb"([0-9]{1,18})(?:[\t ]*,[\t ]*\1)*")
-_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[\t ]*(?:;.*)?")
-_WITHOUT_BODY = (204, 304)
-_NO_LINE = b"\n"
+_CHUNK = re.compile(rb"[0-9A-Fa-f]{1,15}(?:;[^\n]*?)?[\t ]*\r\n")
+_LINE_END = re.compile(rb"\r\n")
+_CLOSE = re.compile(rb"(?:.*,)?[\t ]*close[\t ]*(?:,.*)?")
 _INVALID = "the response is not valid HTTP/1.1"
 _TOO_LONG = f"the response has a head longer than {HEAD_BYTES // 1024} KiB"
-
-
-class Source(Protocol):
-    """The source of a response. ``buffer`` has what came and is not read yet."""
-
-    buffer: bytearray
-
-    async def more(self) -> bool:
-        """Wait until ``buffer`` has more. Return False if the connection has ended in good order. Raises its errors."""
-        ...
 
 
 class NotHttp(Exception):
@@ -51,15 +44,17 @@ class NotHttp(Exception):
 
 
 class ResponseReader:
-    """Reads one response from ``source``. ``status`` is 0 until its head is complete, which decides whatever follows.
+    """Reads one response from ``buffer``, which has what came and is not read yet.
 
-    ``prefix`` is the beginning of the body as far as it was read, and ``whole`` is True once all of that was.
+    ``more`` waits until it has more, and returns False if the connection has ended in good order. ``status`` is 0 until
+    the head is complete, which decides whatever follows. ``prefix`` is the beginning of the body as far as it was read,
+    and ``whole`` is True once all of that was.
     """
 
-    __slots__ = ("_chunked", "_headers", "_length", "_promised", "_source", "prefix", "status", "whole")
+    __slots__ = ("_buffer", "_chunked", "_headers", "_length", "_more", "_promised", "prefix", "status", "whole")
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    def __init__(self, buffer: bytearray, more: Callable[[], Awaitable[bool]]) -> None:
+        self._buffer, self._more = buffer, more
         self.status = 0
         self.prefix = bytearray()
         self.whole = False
@@ -71,7 +66,7 @@ class ResponseReader:
     @property
     def ended_exactly(self) -> bool:
         """Return whether the connection may be kept: the response promised it, and nothing followed the body."""
-        return self.whole and self._promised and not self._source.buffer
+        return self.whole and self._promised and not self._buffer
 
     def headers(self) -> dict[str, str]:
         """Return the headers that decide something if an event is not delivered, or help a person."""
@@ -84,27 +79,30 @@ class ResponseReader:
     async def read_head(self) -> bool:
         """Read the head of the response, after interim ones. Return False if the connection ends before.
 
-        Raises NotHttp, and what the source raises.
+        Raises NotHttp, and what ``more`` raises.
         """
-        buffer = self._source.buffer
+        buffer = self._buffer
         for _ in range(INTERIM_RESPONSES + 1):
             while (head := _HEAD.match(buffer)) is None:
                 _check(buffer)
-                if not await self._source.more():
+                if not await self._more():
                     return False
             version, status, headers = head.groups()
             if head.end() > HEAD_BYTES:
                 raise NotHttp(_TOO_LONG)
             del buffer[: head.end()]
+            self._take_headers(headers, kept=version == b"1")
             if status == b"101":
                 raise NotHttp(_INVALID)
             if status >= b"200":
-                self._take(int(status), headers, kept=version == b"1")
+                self.status = int(status)
+                if self.status in (204, 304):
+                    self._chunked, self._length = False, 0
                 return True
         raise NotHttp(f"more than {INTERIM_RESPONSES} interim responses came")
 
-    def _take(self, status: int, headers: bytes, *, kept: bool) -> None:
-        """Take the head, with what ends the body. Raises NotHttp if that can be read in two ways."""
+    def _take_headers(self, headers: bytes, *, kept: bool) -> None:
+        """Take the headers, and what ends the body. Raises NotHttp if that can be read in two ways."""
         lengths: set[bytes] = set()
         encodings: list[bytes] = []
         self._headers = _FOLD.sub(b" ", headers) if _FOLD.search(headers) else headers
@@ -117,71 +115,63 @@ class ResponseReader:
                 case b"transfer-encoding":
                     encodings.append(value)
                 case _:
-                    kept = kept and b"close" not in value
+                    kept = kept and _CLOSE.fullmatch(value) is None
         if len(lengths) + len(encodings) > 1 or b"none" in lengths:
             raise NotHttp("the response has more than one length, or an invalid one")
         if encodings and encodings != [b"chunked"]:
             raise NotHttp("the response has an encoding that was not asked for")
-        if status in _WITHOUT_BODY:
-            self._length = 0
-        elif lengths:
-            self._length = int(lengths.pop())
-        self._chunked = bool(encodings) and status not in _WITHOUT_BODY
+        self._length = int(lengths.pop()) if lengths else None
+        self._chunked = bool(encodings)
         self._promised = kept
-        self.status = status
 
     async def read_body(self) -> None:
-        """Read the body, within bounds. Raises what the source raises."""
+        """Read the body, within bounds. Raises what ``more`` raises."""
         if self._chunked:
             self.whole = await self._read_chunks()
         elif self._length is None:
+            self._promised = False
             self.whole = not await self._read(BODY_BYTES + 1)
         else:
             self.whole = await self._read(min(self._length, BODY_BYTES)) and self._length <= BODY_BYTES
 
     async def _read(self, length: int) -> bool:
         """Read ``length`` bytes of the body. Return False if the connection ends before."""
-        buffer = self._source.buffer
+        buffer = self._buffer
         while True:
             piece = buffer[:length]
             del buffer[:length]
             self.prefix += piece[: max(0, PREFIX_BYTES - len(self.prefix))]
             length -= len(piece)
-            if not length or not await self._source.more():
+            if not length or not await self._more():
                 return not length
 
     async def _read_chunks(self) -> bool:
         """Read a body in chunks. Return False if it is broken, too long or cut."""
         room = BODY_BYTES
         for _ in range(CHUNKS):
-            line = await self._read_line()
-            chunk = _CHUNK.fullmatch(line)
-            if chunk is None:
+            if (line := await self._take(_CHUNK, b"\r\n", PREFIX_BYTES)) is None:
                 return False
-            size = int(chunk[1], 16)
+            size = int(line.partition(b";")[0], 16)
             if not size:
-                while line := await self._read_line():
-                    room -= len(line)
-                    if line == _NO_LINE or room < 0:
-                        return False
-                return True
+                trailer = await self._take(_TRAILER, _END, room)
+                return trailer is not None and _FRAMING.search(trailer) is None
             room -= size + len(line)
             if room < 0:
                 await self._read(min(size, PREFIX_BYTES))
                 return False
-            if not await self._read(size) or await self._read_line():
+            if not await self._read(size) or await self._take(_LINE_END, b"\r\n", 2) is None:
                 return False
         return False
 
-    async def _read_line(self) -> bytes:
-        """Return the next line, or ``_NO_LINE`` if the connection ends before it does, or if it is too long."""
-        buffer = self._source.buffer
-        while (end := buffer.find(b"\r\n")) < 0:
-            if len(buffer) > PREFIX_BYTES or not await self._source.more():
-                return _NO_LINE
-        line = bytes(buffer[:end])
-        del buffer[: end + 2]
-        return line
+    async def _take(self, pattern: re.Pattern[bytes], end: bytes, most: int) -> bytes | None:
+        """Take what ``pattern`` matches off the buffer. Return None if it is broken, cut or longer than ``most``."""
+        buffer = self._buffer
+        while (found := pattern.match(buffer)) is None:
+            if end in buffer or len(buffer) > most or not await self._more():
+                return None
+        taken = found[0]
+        del buffer[: len(taken)]
+        return taken
 
 
 def _check(head: bytearray) -> None:

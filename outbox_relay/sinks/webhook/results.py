@@ -7,6 +7,8 @@ Everything else is the event's failure: ``Refused`` when the
 settings call the status permanent or the receiver asks for no more attempts, else ``Failed``.
 
 An address that is not dialled counts as unavailable: nothing was sent, no event is to blame, and names can be mended.
+A failure of the relay itself, such as a machine without free ports or files, says nothing about the destination: its
+circuit does not count it, and the event is tried again soon.
 """
 
 from __future__ import annotations
@@ -14,12 +16,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
 from outbox_relay.domain.outcomes import DELIVERED, Attempt, Failed, Refused, Unavailable, Verdict
+from outbox_relay.sinks.webhook.http_client import NoResponse, Response, status_text
 
 GATEWAY = frozenset((502, 503, 504, *range(520, 528), 530))
 """Statuses of gateways whose origin does not answer. Those from 520 on are those of Cloudflare."""
@@ -27,51 +30,6 @@ _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 _DATES = ("%a, %d %b %Y %H:%M:%S GMT", "%A, %d-%b-%y %H:%M:%S GMT", "%a %b %d %H:%M:%S %Y")
 """The three forms of a date in HTTP (RFC 9110, 5.6.7), the last two obsolete but still in use."""
 _HOST = re.compile(r"[A-Za-z0-9._:-]{1,253}")
-
-
-@dataclass(frozen=True, slots=True)
-class Response:
-    """A complete status line and headers, whatever became of the body.
-
-    ``headers`` are those that decide something if an event is not delivered (retry-after, date, location,
-    webhook-delivery): lower-case names, values decoded as latin-1, repeated ones joined by ``", "``, clipped.
-    ``prefix`` is the raw beginning of the body. ``timings`` are the seconds that dns, connect, tls and first_byte took,
-    where they are known: a kept connection has first_byte only. ``whole`` is False when the body was cut, too slow,
-    broken or longer than what is read.
-    """
-
-    status: int
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])
-    prefix: bytes = b""
-    seconds: float = 0.0
-    timings: tuple[tuple[str, float], ...] = ()
-    whole: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class NoResponse:
-    """A request without a response.
-
-    ``code`` is one of dns_error, dns_timeout, connection_refused, connect_timeout, tls_error, ssrf_blocked,
-    proxy_error, deadline, read_timeout, connection_reset, disconnected, protocol_error, withdrawn, internal.
-    ``sent`` tells whether the destination may have processed the request: False only when nothing of it was sent, not
-    even over a kept connection that was found closed. ``reason`` is a line for people: no URL, no address that a name
-    resolves to, no secret.
-    """
-
-    code: str
-    sent: bool
-    reason: str
-    seconds: float = 0.0
-    timings: tuple[tuple[str, float], ...] = ()
-
-
-def status_text(status: int) -> str:
-    """Return ``status`` with the standard's phrase for it: that of the response may be any text."""
-    try:
-        return f"{status} {HTTPStatus(status).phrase}"
-    except ValueError:
-        return str(status)
 
 
 ToText = Callable[[Response], str | None]
@@ -104,7 +62,7 @@ def _of_no_response(outcome: NoResponse) -> Verdict:
     attempt = Attempt(outcome.code, outcome.seconds, None, outcome.timings)
     if outcome.sent:
         return Failed(outcome.reason, attempt=attempt)
-    return Unavailable(outcome.reason, attempt=attempt)
+    return Unavailable(outcome.reason, attempt=attempt, behind=outcome.code == "internal")
 
 
 def _of_failure(response: Response, policy: ResponsePolicy, to_text: ToText, now: float) -> Verdict:

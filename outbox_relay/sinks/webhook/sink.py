@@ -2,43 +2,26 @@
 
 from __future__ import annotations
 
-import ssl
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from functools import partial
 
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import DELIVERED, Attempt, Delivered, Refused, Unavailable, Verdict
 from outbox_relay.formats import signatures
-from outbox_relay.sinks.webhook.client import HttpClient
+from outbox_relay.sinks.webhook.client import PooledClient
 from outbox_relay.sinks.webhook.connection import ExchangeFailed
-from outbox_relay.sinks.webhook.connector import Proxy
+from outbox_relay.sinks.webhook.connector import Connector
+from outbox_relay.sinks.webhook.http_client import Endpoint, HttpClient, NoResponse, Response
 from outbox_relay.sinks.webhook.redaction import readable, secrets_of_url, url_without_secrets
 from outbox_relay.sinks.webhook.request import Credentials, Request, RequestFormat, make_request
 from outbox_relay.sinks.webhook.response import PREFIX_BYTES
-from outbox_relay.sinks.webhook.results import NoResponse, Response, ResponsePolicy, verdict
+from outbox_relay.sinks.webhook.results import ResponsePolicy, verdict
 
 LATE = Unavailable("not sent before its lease ended", behind=True, untouched=True)
 """The verdict of an event whose connection took too long, for a slow look-up for example. It says nothing more."""
 ALL_ENDED = "every signing secret of this sink has ended: nothing is sent unsigned"
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """The target of a sink's requests. ``url`` has been checked with the settings, and is not shown.
-
-    ``denied`` returns why an address is not dialled, or None; ``own`` returns the relay's own addresses and ports.
-    ``tls`` is the context of https. Connections go through ``proxy`` (host and port) if there is one; then neither
-    ``denied`` nor ``own`` is asked.
-    """
-
-    url: str = field(repr=False)
-    denied: Callable[[str], str | None]
-    own: Callable[[], Collection[tuple[str, int]]] = tuple
-    tls: ssl.SSLContext | None = field(default=None, repr=False)
-    proxy: tuple[str, int] | None = None
 
 
 class WebhookSink:
@@ -52,8 +35,6 @@ class WebhookSink:
 
     max_batch = 1
     keeps_order = False
-    trouble: str | None = None
-    """Connections are made for events alone."""
 
     def __init__(
         self,
@@ -76,14 +57,9 @@ class WebhookSink:
         self._format = request_format or RequestFormat()
         self._policy = policy or ResponsePolicy()
         self._url_secrets = secrets_of_url(endpoint.url)
-        self._client = HttpClient(
-            url=endpoint.url,
-            denied=endpoint.denied,
-            own=endpoint.own,
-            tls=endpoint.tls,
-            proxy=endpoint.proxy and Proxy(*endpoint.proxy, credentials.proxy_authorization),
-        )
-        self.timeout_seconds = timeout_seconds + self._client.lookup_seconds
+        self._connector = Connector(endpoint)
+        self._client: HttpClient = PooledClient(endpoint.url, self._connector)
+        self.timeout_seconds = timeout_seconds + self._connector.lookup_seconds
 
     def __repr__(self) -> str:
         return f"WebhookSink({self._name!r})"
@@ -99,7 +75,7 @@ class WebhookSink:
     async def deliver(self, batch: Sequence[StoredEvent], until: float, attempt: int = 0, /) -> Sequence[Verdict]:
         """Deliver one event. Its request has the number ``attempt``, from 1.
 
-        ``until`` is compared here, and by ``Exchange.begin_sending`` right before the request is written.
+        ``until`` is compared here, and by ``HttpConnection.send`` right before the request is written.
         """
         return [await self._one(event, until, attempt) for event in batch]
 
@@ -116,7 +92,7 @@ class WebhookSink:
             # A ValueError of ours holds nothing of the event; a library's may.
             return Refused(str(error) if type(error) is ValueError else unmade, attempt=Attempt("config_error"))
         if attempt:  # the lease of a row lasts for a look-up longer
-            until += self._client.lookup_seconds
+            until += self._connector.lookup_seconds
         outcome = await self._client.post(made.headers, made.body, self._request_seconds, until)
         if isinstance(outcome, NoResponse) and outcome.code == "withdrawn":
             return LATE
@@ -137,18 +113,18 @@ class WebhookSink:
 
     async def reset(self) -> None:
         """Drop every connection."""
-        await self._client.reset()
+        self._connector.reset()
 
     async def check(self) -> str | None:
         """Connect, shake hands and listen for a while. Return the problem found, or None. Posts nothing."""
         if not signatures.active_keys(self._credentials.keys, time.time()):
             return ALL_ENDED
         try:
-            await self._client.check()
+            await self._connector.check()
         except ExchangeFailed as error:
             return f"{error.code}: {error.reason}"
         return None
 
     async def close(self) -> None:
         """Drop every connection."""
-        await self._client.reset()
+        self._connector.reset()

@@ -1,24 +1,17 @@
-"""The directory of a development environment: who may use it, and what a killed run has left in it."""
+"""The directory of a development environment, and who may use it."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
-import signal
-import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.workbench.embedded.account import Account
-from outbox_relay.workbench.embedded.process import POLL_SECONDS, ProcessFailed
 
 LOCK = "outbox-relay-dev.lock"
-PROGRAMS = frozenset({"initdb", "postgres", "tansu"})
-"""The programs that run in the directory, besides relays."""
-END_SECONDS = 10.0
-"""Timeout of each signal to a server of a killed run."""
 SYSTEM_CACHE = Path("/var/cache")
 """The cache of root, whose own one the account of PostgreSQL cannot enter."""
 
@@ -80,31 +73,3 @@ def subdirectory(directory: Path, name: str, account: Account) -> Path:
     inside.mkdir(mode=0o700, exist_ok=True)
     account.chown(inside)
     return inside
-
-
-def end_leftovers(*arguments: str) -> None:
-    """End the servers that a killed run has left: those with one of `arguments` on their command line.
-
-    Their watchers end them too. Raise :class:`ProcessFailed` if one does not end.
-    """
-    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL):
-        for pid in _servers(arguments):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-        deadline = time.monotonic() + END_SECONDS
-        while left := [*_servers(arguments)]:
-            if time.monotonic() > deadline:
-                break
-            time.sleep(POLL_SECONDS)
-        else:
-            return
-    raise ProcessFailed(f"servers of a killed outbox-relay dev do not end: processes {', '.join(map(str, left))}")
-
-
-def _servers(arguments: tuple[str, ...]) -> Iterator[int]:
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                command = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-                if Path(command[0]).name in PROGRAMS and not {*arguments}.isdisjoint(command):
-                    yield int(entry.name)

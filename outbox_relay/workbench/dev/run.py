@@ -14,7 +14,7 @@ from pathlib import Path
 from outbox_relay import settings
 from outbox_relay.domain.errors import ConfigurationError, RelayError
 from outbox_relay.postgres.migrations import migrate
-from outbox_relay.workbench.dev.directory import end_leftovers, locked, subdirectory
+from outbox_relay.workbench.dev.directory import locked, subdirectory
 from outbox_relay.workbench.dev.postgres import KeptPostgres
 from outbox_relay.workbench.embedded import ports
 from outbox_relay.workbench.embedded.account import CURRENT, unprivileged
@@ -103,7 +103,6 @@ class DevEnvironment:
         self._stack.enter_context(locked(options.directory, account))
         broker_directory = subdirectory(options.directory, "broker", CURRENT)
         postgres = KeptPostgres(subdirectory(options.directory, "postgres", account), options.postgres_port)
-        end_leftovers(str(postgres.data), str(postgres.unfinished), str(broker_directory))
         _require_free(options)
         broker = Broker(directory=broker_directory, port=options.kafka_port, cluster=str(broker_directory))
         addresses = DevAddresses(

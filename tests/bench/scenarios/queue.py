@@ -74,9 +74,9 @@ def lapsed_leases(relay: RelayProcess) -> float:
 SCENARIO = Scenario(
     "queue",
     'Rows that a sink with claim = "rows" has made before, handled in the process of one relay, 32 at a time: by '
-    "handlers of 2 to 5 ms, and by empty ones. Compared with a bare asyncio program that calls the same handlers for the same "
-    "events in its own process. A wait lasts from the moment at which handlers may begin to the call. Includes lapsed "
-    "leases and the processor time per event.",
+    "handlers of 2 to 5 ms, and by empty ones. Compared with a bare asyncio program that calls the same handlers for "
+    "the same events. A wait lasts from the moment at which handlers may begin to the call. Includes lapsed leases and "
+    "the processor time per event.",
     measure,
     quick=True,
 )

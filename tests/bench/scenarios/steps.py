@@ -74,18 +74,6 @@ def start_relays(bench: BenchEnvironment, config: str, number: int) -> Sequence[
     return relays
 
 
-def drain_while_waiting(bench: BenchEnvironment, number: int, events: int) -> float:
-    """Return the rate of relays that are ready when a whole backlog is committed to a new database."""
-    database = bench.new_database()
-    config, count = relay_to_kafka(bench, database)
-    running = start_relays(bench, config, number)
-    database.fill(events, bench.check)
-    progress = bench.track(count, events)
-    for relay in running:
-        bench.stop(relay)
-    return progress.per_second
-
-
 def run_bare_queue(bench: BenchEnvironment, database: BenchDatabase, handler: str, events: int) -> float:
     """Return the rate at which the bare queue calls a handler for the events of the log."""
     path = bench.new_path(".log")

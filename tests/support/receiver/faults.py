@@ -8,15 +8,12 @@ import gzip
 import socket
 import ssl
 import struct
-import zlib
-from functools import reduce
 
 from tests.support.receiver.answers import Behaviour, head, raw, say
 from tests.support.receiver.request import Request
 
 FOR_EVER = 3600.0
 CHUNKED = ("transfer-encoding", "chunked")
-MEBIBYTE = 1 << 20
 
 
 async def hang(_request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -98,53 +95,34 @@ stale = then(say(200), close)
 
 STATUS_LINES = {
     "status 0": b"HTTP/1.1 0 None\r\ncontent-length: 0\r\n\r\n",
-    "status 000": b"HTTP/1.1 000 None\r\ncontent-length: 0\r\n\r\n",
     "status 99": b"HTTP/1.1 99 Odd\r\ncontent-length: 0\r\n\r\n",
-    "status 600": b"HTTP/1.1 600 Odd\r\ncontent-length: 0\r\n\r\n",
     "status 999": b"HTTP/1.1 999 Odd\r\ncontent-length: 0\r\n\r\n",
     "status 2000": b"HTTP/1.1 2000 OK\r\ncontent-length: 0\r\n\r\n",
     "HTTP/0.9": b"<html>hello</html>\r\n",
     "HTTP/2.0": b"HTTP/2.0 200 OK\r\ncontent-length: 0\r\n\r\n",
     "garbage": b"\x00\xff\x16\x03\x01 garbage \x1b[31m\r\n\r\n",
-    "SSH": b"SSH-2.0-OpenSSH_9.2\r\n",
 }
 """First lines that are no HTTP/1.1 answer, or a strange one; the connection is closed behind each."""
 
 LENGTHS = {
     "two different lengths": [("content-length", "2"), ("content-length", "5")],
     "two equal lengths": [("content-length", "2"), ("content-length", "2")],
-    "negative length": [("content-length", "-1")],
     "huge length": [("content-length", "9" * 30)],
-    "length in hex": [("content-length", "0x2")],
     "length and chunked": [("content-length", "2"), CHUNKED],
     "chunked twice": [CHUNKED, CHUNKED],
 }
 """Heads whose body has no honest length; each is sent with the body `ok` and closed."""
 
 
-def gzip_bombs() -> tuple[bytes, bytes]:
-    """Return 200 KiB that are 200 MiB when decoded, and a few kilobytes that are when decoded twice.
-
-    One mebibyte is packed, and its packed form repeated, since all processes of the tests import this.
-    """
-    mebibyte = bytes(MEBIBYTE)
-    packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
-    packed = packer.compress(mebibyte) + packer.flush(zlib.Z_FULL_FLUSH)
-    checksum = reduce(lambda so_far, _: zlib.crc32(mebibyte, so_far), range(200), 0)
-    trailer = packer.flush() + struct.pack("<II", checksum, 200 * MEBIBYTE)
-    once = b"\x1f\x8b\x08" + bytes(6) + b"\xff" + packed * 200 + trailer
-    twice = gzip.compress(once, 9)
-    return (
-        head(200, [("content-encoding", "gzip"), ("content-length", str(len(once)))]) + once,
-        head(200, [("content-encoding", "gzip, gzip"), ("content-length", str(len(twice)))]) + twice,
-    )
+def gzip_bomb() -> bytes:
+    """Return a response of 8 KiB whose body is 8 MiB when decoded."""
+    packed = gzip.compress(bytes(8 << 20), 1)
+    return head(200, [("content-encoding", "gzip"), ("content-length", str(len(packed)))]) + packed
 
 
 BODIES = {
-    "not UTF-8": b"\xff\xfe\xfa",
     "NUL": b"a\x00b",
     "ANSI escapes": b"\x1b[2J\x1b[31mred\x1b]0;title\x07",
-    "script": b"<script>alert(1)</script>",
     "line breaks": b'one\r\ntwo\n{"level": "fatal"}\n',
     "right to left": "\u202egnp.exe".encode(),
 }
