@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from outbox_relay.domain.file_reading import read_file
+from outbox_relay.domain.files import read_file
 
 T = TypeVar("T")
 STRICTNESS = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)

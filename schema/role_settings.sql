@@ -3,17 +3,12 @@
 do $settings$
 declare
     wanted constant text[] := array[
-        ['TimeZone', 'UTC'], ['DateStyle', 'ISO'], ['IntervalStyle', 'postgres'], ['client_encoding', 'UTF8'],
-        ['bytea_output', 'hex'], ['array_nulls', 'on'], ['standard_conforming_strings', 'on'],
-        ['extra_float_digits', '1'], ['search_path', 'pg_catalog'], ['row_security', 'off'],
+        ['TimeZone', 'UTC'], ['DateStyle', 'ISO'], ['client_encoding', 'UTF8'], ['search_path', 'pg_catalog'],
+        ['row_security', 'off'],
         ['default_transaction_isolation', 'read committed'], ['default_transaction_read_only', 'off'],
-        ['default_transaction_deferrable', 'off'],
         ['statement_timeout', '9s'], ['lock_timeout', '5s'], ['idle_in_transaction_session_timeout', '10s'],
         ['idle_session_timeout', '0'], ['transaction_timeout', '0'],
-        ['jit', 'off'], ['plan_cache_mode', 'auto'], ['enable_seqscan', 'on'], ['enable_indexscan', 'on'],
-        ['enable_indexonlyscan', 'on'], ['enable_bitmapscan', 'on'], ['enable_sort', 'on'], ['enable_nestloop', 'on'],
-        ['enable_hashjoin', 'on'], ['enable_mergejoin', 'on'],
-        ['restrict_nonsystem_relation_kind', ''], ['session_replication_role', 'origin']
+        ['jit', 'off'], ['session_replication_role', 'origin']
     ];
     bounds constant text[] := '{statement_timeout, lock_timeout, idle_in_transaction_session_timeout}';
     relay record;

@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 
 from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable
 from outbox_relay.postgres.errors import advise_grant
-from outbox_relay.postgres.retention_statements import Pass, Person
+from outbox_relay.postgres.retention import Pass, Person
 from outbox_relay.postgres.store import Store
 from outbox_relay.retention.passes import Archiver, Outcome, RetentionPass, run_pass
 from outbox_relay.retention.wording import day_name

@@ -174,7 +174,7 @@ def _time(at: datetime | None) -> str | None:
 def _unrouted(store: Store, sinks: list[Any]) -> list[str]:
     routes = Routes({pattern: ("some",) for sink in sinks for pattern in sink.patterns})
     types = store.named("status_types", {"most": NEWEST_EVENTS})
-    return [row.type for row in types if not routes.routed(row.type) and row.type not in NOTICE_TYPES]
+    return [row.type for row in types if not routes.sinks_for(row.type) and row.type not in NOTICE_TYPES]
 
 
 def _retention(store: Store) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def _say_what_is_left(archives: Sequence[Mapping[str, Any]], result: Erased) -> 
 
 def _archives(arguments: argparse.Namespace, result: Erased) -> list[dict[str, Any]]:
     """Return the archives that hold the events, or may, as their manifests say. None is asked after a time."""
-    from outbox_relay.retention.manifests import holds_key
+    from outbox_relay.retention.files import holds_key
 
     try:
         configured = load_settings(arguments).retention.archive

@@ -27,7 +27,7 @@ def _status(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     from outbox_relay import admin
-    from outbox_relay.postgres.retention_statements import Person
+    from outbox_relay.postgres.retention import Person
     from outbox_relay.retention.archiver import archiver_for
 
     if arguments.dry_run:

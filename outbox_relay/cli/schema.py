@@ -48,7 +48,7 @@ def add(commands: Any) -> None:
 
 
 def _migrate(arguments: argparse.Namespace) -> int:
-    from outbox_relay.postgres import migrations, schema_script
+    from outbox_relay.postgres import migrations, schema
 
     grants = {kind: getattr(arguments, f"grant_{kind}") for kind in _GRANTS}
     options = {
@@ -58,7 +58,7 @@ def _migrate(arguments: argparse.Namespace) -> int:
         "role_settings": arguments.role_settings,
     }
     if arguments.sql:
-        print(schema_script.script(grants=grants, **options), end="")
+        print(schema.script(grants=grants, **options), end="")
         return DONE
     found = migrations.migrate(_owner_dsn(arguments), grants=grants, **options)
     print_result(arguments, asdict(found), str(found))

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 
 from outbox_relay.contrib.installing import DROP, Ask, may_drop, missing_script
 from outbox_relay.domain.errors import DatabaseUnusable
-from outbox_relay.postgres.schema_script import script
+from outbox_relay.postgres.schema import script
 
 __all__ = ["DatabaseUnusable", "drop", "include_object", "upgrade"]
 

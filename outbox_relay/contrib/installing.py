@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from outbox_relay.domain.errors import DatabaseUnusable
-from outbox_relay.postgres.schema_script import LOCK_SECONDS, script
-from outbox_relay.postgres.schema_versions import SCHEMA_VERSION, fit
+from outbox_relay.postgres.schema import LOCK_SECONDS, SCHEMA_VERSION, fit, script
 
 Ask: TypeAlias = Callable[[str], Sequence[Sequence[Any]]]
 

@@ -13,7 +13,6 @@ from outbox_relay.domain.outcomes import (
     Done,
     RetryLater,
     StandStill,
-    next_attempt,
     printable,
 )
 
@@ -52,9 +51,9 @@ def delivery_record(
     """
     if record == "none" or (record == "failures" and not tried):
         return None
+    detail = verdict.detail and _printable(verdict.detail)
     return AttemptRecord(
-        *(event.id, event.uid, next_attempt(failures), "delivered", now),
-        *(verdict.seconds, verdict.status, None, verdict.detail and _printable(verdict.detail)),
+        event.id, event.uid, failures + 1, "delivered", now, verdict.seconds, verdict.status, detail=detail
     )
 
 
@@ -71,26 +70,22 @@ def failure_record(
     """
     if record == "none" or isinstance(settlement, Done | StandStill) or settlement.attempts == failures:
         return None
-    attempt = settlement.attempt
+    attempt, outcome = settlement.attempt, "failed"
+    if isinstance(settlement, DeadLetter):
+        outcome = "refused" if settlement.refused else "dead"
     return AttemptRecord(
-        *(event.id, event.uid, settlement.attempts, _outcome(settlement), now, attempt and attempt.seconds),
-        *(settlement.status, settlement.error, None if attempt is None else _detail(attempt)),
+        *(event.id, event.uid, settlement.attempts, outcome, now, attempt and attempt.seconds),
+        *(settlement.status, settlement.error, attempt and attempt_details(attempt)),
     )
 
 
-def _outcome(settlement: RetryLater | DeadLetter) -> str:
-    if isinstance(settlement, RetryLater):
-        return "failed"
-    return "refused" if settlement.refused else "dead"
+def attempt_details(attempt: Attempt) -> dict[str, object]:
+    """Return the details of a failed attempt without unknown values."""
+    answer = attempt.answer and printable(attempt.answer)
+    details = {"code": attempt.code, "answer": answer, "steps": dict(attempt.steps)}
+    return {name: value for name, value in details.items() if value not in (None, {})}
 
 
 def _printable(detail: Mapping[str, str | int]) -> Mapping[str, object]:
     """Return details without unprintable characters, some of which JSON of the database cannot contain."""
     return {name: printable(value) if isinstance(value, str) else value for name, value in detail.items()}
-
-
-def _detail(attempt: Attempt) -> Mapping[str, object]:
-    """Return the details of a failed attempt without unknown values."""
-    answer = None if attempt.answer is None else printable(attempt.answer)
-    known = {"code": attempt.code, "answer": answer, "steps": dict(attempt.steps)}
-    return {name: value for name, value in known.items() if value not in (None, {})}

@@ -10,11 +10,11 @@ hour.
 from __future__ import annotations
 
 import re
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import NamedTuple
 from zoneinfo import ZoneInfo, available_timezones
 
@@ -84,7 +84,7 @@ def firing(cron: str, timezone: str, missed: str, due: datetime, now: datetime) 
     Raises as ``next_time``.
     """
     if missed == "all":
-        times = [due, *takewhile(lambda time: time <= now, _first(_times(cron, timezone, due), TIMES_MAX - 1))]
+        times = [due, *takewhile(lambda time: time <= now, islice(_times(cron, timezone, due), TIMES_MAX - 1))]
         following = next_time(cron, timezone, times[-1])
         return None if following is None else Firing(times, following)
     horizon = now - LATE
@@ -94,55 +94,31 @@ def firing(cron: str, timezone: str, missed: str, due: datetime, now: datetime) 
     following = next_time(cron, timezone, horizon - timedelta(microseconds=1))
     if following is None:
         return None
-    return Firing([_newest(cron, timezone, due, horizon)] if missed == "one" else [], following)
+    newest = max(due, next(_times(cron, timezone, horizon, back=True), due))
+    return Firing([newest] if missed == "one" else [], following)
 
 
-def _newest(cron: str, timezone: str, due: datetime, horizon: datetime) -> datetime:
-    """Return the last time before ``horizon``, which is ``due`` or later.
-
-    It lies in the shortest of the doubled spans before ``horizon`` that has a time: few others are looked at.
-    """
-    span = 2 * LATE
-    while (after := horizon - span) > due:
-        if newest := _last(cron, timezone, after, horizon):
-            return newest[0]
-        span *= 2
-    return (_last(cron, timezone, due, horizon) or [due])[0]
-
-
-def _last(cron: str, timezone: str, after: datetime, before: datetime) -> Sequence[datetime]:
-    """Return the last time between ``after`` and ``before``, in a sequence that is empty if there is none."""
-    return deque(takewhile(lambda time: time < before, _times(cron, timezone, after)), maxlen=1)
-
-
-def _first(times: Iterator[datetime], most: int) -> Iterator[datetime]:
-    return (time for time, _ in zip(times, range(most), strict=False))
-
-
-def _times(cron: str, timezone: str, after: datetime) -> Iterator[datetime]:
-    """Yield the times after ``after``, in UTC and in order, up to the last one that a datetime can have.
+def _times(cron: str, timezone: str, after: datetime, *, back: bool = False) -> Iterator[datetime]:
+    """Yield the times after ``after``, in UTC and in order; with ``back`` those before it, the last one first.
 
     cronsim compares wall clocks: in the hour that is repeated in autumn it may yield a time that has passed.
     """
     if (zone := _zone(timezone)) is None:
         raise ValueError(f"there is no time zone {timezone!r} on this machine")
-    try:
-        found = CronSim(cron, after.astimezone(zone))
-    except (CronSimError, AssertionError, RecursionError, OverflowError) as error:
-        raise ValueError(f"the cron expression cannot be used: {error}") from None
     last = after
-    while (current := _following(found)) is not None:
-        if current > last:
-            last = current
-            yield current
+    with suppress(OverflowError):
+        for time in _simulated(cron, after.astimezone(zone), back=back):
+            current = time.astimezone(UTC)
+            if current != last and (current < last) == back:
+                last = current
+                yield current
 
 
-def _following(found: Iterator[datetime]) -> datetime | None:
+def _simulated(cron: str, after: datetime, *, back: bool) -> CronSim:
     try:
-        time = next(found, None)
-        return None if time is None else time.astimezone(UTC)
-    except OverflowError:
-        return None
+        return CronSim(cron, after, reverse=back)
+    except (CronSimError, AssertionError, RecursionError) as error:
+        raise ValueError(f"the cron expression cannot be used: {error}") from None
 
 
 def _zone(name: str) -> ZoneInfo | None:

@@ -22,7 +22,7 @@ Messages never contain a payload, a secret or a DSN.
 
 from __future__ import annotations
 
-from typing import ClassVar, cast
+from typing import ClassVar
 
 
 class RelayError(Exception):
@@ -147,14 +147,6 @@ class IncarnationChanged(SessionReset):
     reason = "incarnation"
 
 
-def first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first unexpected exception of a group, or else the first one."""
-    leaves: list[BaseException] = []
-    pending: list[BaseException] = [group]
-    while pending:
-        exception = pending.pop(0)
-        if isinstance(exception, BaseExceptionGroup):
-            pending.extend(cast("BaseExceptionGroup[BaseException]", exception).exceptions)
-        else:
-            leaves.append(exception)
-    return next((leaf for leaf in leaves if not isinstance(leaf, RelayError)), leaves[0])
+def is_thread_shortage(error: BaseException) -> bool:
+    """Return True if the operating system started no thread, by a limit of processes or of memory. Others still run."""
+    return isinstance(error, RuntimeError) and "start new thread" in str(error)

@@ -31,7 +31,7 @@ class StoredEvent(NamedTuple):
     fault: str | None = None
     """Why the event cannot be delivered, or None. Its payload was not fetched, and it becomes a dead letter."""
     tenant: str | None = None
-    """The tenant of the event, for sinks that ask for it: see ``SinkSpec.tenants``. None for all others."""
+    """Whose event it is, in an application with several tenants, or None."""
 
 
 ID = itemgetter(StoredEvent._fields.index("id"))

@@ -1,4 +1,4 @@
-"""Verdicts of a sink and the settlements that follow from them. Pure.
+"""Verdicts of a sink, the delays between attempts, and the settlements that follow. Pure.
 
 A sink returns one verdict per event. :func:`decide` turns it into a settlement.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
-from outbox_relay.domain.retry import RetryPolicy, requested_delay
+from annotated_types import Ge, Gt, Le
 
 LAST_ERROR_CHARS = 500
 """Longest reason stored with a delivery."""
+MAX_DOUBLINGS = 62
+"""Doublings of the base that still fit every configurable maximum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +137,38 @@ class StandStill:
     attempt: Attempt | None = None
 
 
-MOST_ATTEMPTS = 2**31 - 1
-"""The largest number of attempts: a row that was changed by hand may have it."""
-
 Settlement: TypeAlias = Done | RetryLater | DeadLetter | StandStill
 
 DONE = Done()
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """The table ``retry`` of a sink: the delays before a failed event is tried again.
+
+    The delay is ``base_seconds``·2ⁿ up to ``max_seconds``, ± the fraction ``jitter``.
+    """
+
+    attempts: Annotated[int, Ge(1), Le(10_000)] = 30
+    """Attempts before an event is dead, 1 to 10000."""
+    base_seconds: Annotated[float, Gt(0), Le(86_400)] = 1.0
+    """Delay after the first failure, doubled after each further one, in seconds, above 0 and at most 86400."""
+    max_seconds: Annotated[float, Gt(0), Le(604_800)] = 3600.0
+    """Longest delay, also one that a destination asks for, in seconds, base_seconds to 604800."""
+    jitter: Annotated[float, Ge(0), Le(1)] = 0.2
+    """Part of a delay by which it is made shorter or longer at random, 0 to 1."""
+
+    def delay_seconds(self, attempts: int, noise: float) -> float:
+        """Return the delay after failure number ``attempts``, counted from 1.
+
+        ``noise`` is drawn from [-1, 1].
+        """
+        doublings = min(attempts - 1, MAX_DOUBLINGS)
+        return min(self.base_seconds * 2.0**doublings, self.max_seconds) * (1.0 + self.jitter * noise)
+
+    def requested_delay(self, seconds: float | None, noise: float) -> float:
+        """Return a delay that the destination requested, lengthened by jitter; 0.0 if it requested none."""
+        return (seconds or 0.0) * (1.0 + self.jitter * abs(noise))
 
 
 def decide(attempts: int, verdict: Verdict, policy: RetryPolicy, noise: float) -> Settlement:
@@ -154,18 +182,13 @@ def decide(attempts: int, verdict: Verdict, policy: RetryPolicy, noise: float) -
         case Unavailable():
             return _wait(attempts, verdict, policy, noise)
         case Refused(reason, status, attempt):
-            return DeadLetter(next_attempt(attempts), clip(reason), status, attempt, refused=True)
+            return DeadLetter(attempts + 1, clip(reason), status, attempt, refused=True)
         case Failed(reason, status, retry_after, attempt):
-            counted = next_attempt(attempts)
+            counted = attempts + 1
             if counted >= policy.attempts:
                 return DeadLetter(counted, clip(reason), status, attempt)
-            delay = max(policy.delay_seconds(counted, noise), requested_delay(retry_after, policy, noise))
+            delay = max(policy.delay_seconds(counted, noise), policy.requested_delay(retry_after, noise))
             return RetryLater(delay, counted, clip(reason), status, attempt)
-
-
-def next_attempt(attempts: int) -> int:
-    """Return the number of the attempt after ``attempts`` counted ones, at most the largest that the database holds."""
-    return min(attempts + 1, MOST_ATTEMPTS)
 
 
 def _wait(attempts: int, verdict: Unavailable, policy: RetryPolicy, noise: float) -> Settlement:
@@ -173,7 +196,7 @@ def _wait(attempts: int, verdict: Unavailable, policy: RetryPolicy, noise: float
 
     The event becomes a waiting row if only a part of the destination fails, and keeps its place otherwise.
     """
-    delay = requested_delay(verdict.retry_after_seconds, policy, noise)
+    delay = policy.requested_delay(verdict.retry_after_seconds, noise)
     if verdict.part is None and not verdict.behind:
         return StandStill(clip(verdict.reason), verdict.status, delay or None, verdict.attempt)
     return RetryLater(delay or policy.base_seconds, attempts, clip(verdict.reason), verdict.status, verdict.attempt)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 TYPE_CHARS = 255
@@ -25,9 +25,6 @@ NOTICE_TYPES = frozenset(
     )
 )
 """The types of notices that the schema makes."""
-REMEMBERED_TYPES = 4096
-"""Greatest number of types whose sinks are cached."""
-
 _VISIBLE = re.compile(r"[!-~]*")
 _LIKE_SPECIAL = re.compile(r"[\\%_]")
 
@@ -95,16 +92,13 @@ class Routes:
     """
 
     table: Mapping[str, tuple[str, ...]]
-    _by_type: dict[str, frozenset[str]] = field(
-        default_factory=dict[str, frozenset[str]], init=False, compare=False, repr=False
-    )
 
     def __post_init__(self) -> None:
         """Make the patterns canonical, and merge different spellings of one pattern."""
         table: dict[str, tuple[str, ...]] = {}
         for pattern, sinks in self.table.items():
             name = canonical(pattern)
-            table[name] = _without_repeats((*table.get(name, ()), *sinks))
+            table[name] = tuple(dict.fromkeys((*table.get(name, ()), *sinks)))
         object.__setattr__(self, "table", table)
 
     @property
@@ -114,23 +108,9 @@ class Routes:
 
     def sinks_for(self, event_type: str) -> frozenset[str]:
         """Return the sinks of an event type; empty if no route matches."""
-        found = self._by_type.get(event_type)
-        if found is None:
-            if len(self._by_type) >= REMEMBERED_TYPES:
-                self._by_type.clear()
-            found = frozenset(s for pattern, sinks in self.table.items() if matches(pattern, event_type) for s in sinks)
-            self._by_type[event_type] = found
-        return found
-
-    def routed(self, event_type: str) -> bool:
-        """Return True if a route matches this type."""
-        return bool(self.sinks_for(event_type))
+        return frozenset(s for pattern, sinks in self.table.items() if matches(pattern, event_type) for s in sinks)
 
     def patterns_for(self, sink: str) -> tuple[str, ...]:
         """Return the sorted patterns of ``sink``; only ``*`` if that is one of them."""
         patterns = sorted(pattern for pattern, sinks in self.table.items() if sink in sinks)
         return ("*",) if "*" in patterns else tuple(patterns)
-
-
-def _without_repeats(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(names))

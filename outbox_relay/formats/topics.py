@@ -1,14 +1,13 @@
 """Topic templates: the Kafka topic of an event from its type, key and headers.
 
-``{type}``, ``{key}`` and ``{headers.NAME}`` are fields; other text is literal. ``{{`` and ``}}`` are literal braces,
-which a topic name cannot contain.
+``{type}``, ``{key}`` and ``{headers.NAME}`` are fields; other text is literal. A topic name contains no brace.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from difflib import get_close_matches
+from dataclasses import dataclass, field
 from itertools import takewhile
 
 TOPIC_CHARS = 249
@@ -20,48 +19,44 @@ REMEMBERED_TOPICS = 4096
 
 _LEGAL = re.compile(rf"[a-zA-Z0-9._-]{{1,{TOPIC_CHARS}}}")
 _ILLEGAL_CHARACTER = re.compile(r"[^a-zA-Z0-9._-]")
-_HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_FIELD = re.compile(r"type|key|headers\.[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _SHORT_NAME = re.compile(r"[ A-Za-z0-9_.-]{0,60}")
-_TOKEN = re.compile(r"\{\{|\}\}|\{(?P<field>[^{}]*)\}|[{}]|[^{}]+")
-_HEADERS = "headers."
+_TOKEN = re.compile(r"\{(?P<field>[^{}]*)\}|[{}]|[^{}]+")
+_FIELDS = "fields are {type}, {key} and {headers.NAME}"
 
 
+@dataclass(frozen=True, slots=True)
 class TopicTemplate:
-    """A valid template, made by :meth:`parse`."""
+    """A valid template, made by :meth:`parse`. ``parts`` are (True, field) or (False, literal)."""
 
-    __slots__ = ("_by_type", "_constant", "_parts", "fields", "text")
-
-    fields: tuple[str, ...]
-    """The different fields without braces, in order of appearance: ``type``, ``key``, ``headers.NAME``."""
-
-    def __init__(self, text: str, parts: tuple[tuple[bool, str], ...]) -> None:
-        """Make a template of ``text``; ``parts`` are (True, field) or (False, literal)."""
-        self.text = text
-        self.fields = tuple(dict.fromkeys(piece for is_field, piece in parts if is_field))
-        self._parts = parts
-        self._constant = None if self.fields else "".join(piece for _, piece in parts)
-        self._by_type: dict[str, str] = {}
+    text: str
+    parts: tuple[tuple[bool, str], ...]
+    _by_type: dict[str, str] = field(default_factory=dict[str, str], compare=False, repr=False)
 
     @classmethod
     def parse(cls, text: str) -> TopicTemplate:
         """Return the template in ``text``.
 
         Raises ValueError if ``text`` is not a template or cannot make a legal topic name. The message names the
-        position, counted from 1, and for an unknown field the closest known one.
+        position, counted from 1.
         """
-        parts = tuple(_piece(found) for found in _TOKEN.finditer(text))
-        template = cls(text, parts)
-        fixed = sum(len(piece) for is_field, piece in parts if not is_field)
+        template = cls(text, tuple(_piece(match) for match in _TOKEN.finditer(text)))
+        fixed = "".join(piece for is_field, piece in template.parts if not is_field)
         if not template.fields:
-            _check_topic(template._constant or "")
-        elif fixed > TOPIC_CHARS:
+            _check_topic(fixed)
+        elif len(fixed) > TOPIC_CHARS:
             raise ValueError(f"makes topic names of more than {TOPIC_CHARS} characters")
         return template
 
     @property
+    def fields(self) -> tuple[str, ...]:
+        """The different fields without braces, in order of appearance: ``type``, ``key``, ``headers.NAME``."""
+        return tuple(dict.fromkeys(piece for is_field, piece in self.parts if is_field))
+
+    @property
     def start(self) -> str:
         """The literal text before the first field, with which every topic begins."""
-        return "".join(piece for _, piece in takewhile(lambda part: not part[0], self._parts))
+        return "".join(piece for _, piece in takewhile(lambda part: not part[0], self.parts))
 
     @property
     def ambiguous_fields(self) -> tuple[str, str] | None:
@@ -77,80 +72,34 @@ class TopicTemplate:
         Raises ValueError, without repeating a value, if the event lacks a field of the template or the result is not a
         legal topic name: 1 to 249 of ``a-z A-Z 0-9 . _ -``, and neither ``.`` nor ``..``.
         """
-        if self._constant is not None:
-            return self._constant
-        if self.fields == ("type",):
-            return self._by_type.get(event_type) or self._remember(event_type)
-        return self._make(event_type, key, headers)
-
-    def _remember(self, event_type: str) -> str:
-        if len(self._by_type) >= REMEMBERED_TOPICS:
-            self._by_type.clear()
-        topic = self._by_type[event_type] = self._make(event_type, None, {})
+        if (topic := self._by_type.get(event_type)) is not None:
+            return topic
+        values = {"type": event_type, "key": key, **{f"headers.{name}": value for name, value in headers.items()}}
+        topic = "".join(_value(piece, values.get(piece)) if is_field else piece for is_field, piece in self.parts)
+        if not _LEGAL.fullmatch(topic) or topic in (".", ".."):
+            _check_topic(topic)
+        if self.fields in ((), ("type",)):
+            if len(self._by_type) >= REMEMBERED_TOPICS:
+                self._by_type.clear()
+            self._by_type[event_type] = topic
         return topic
 
-    def _make(self, event_type: str, key: str | None, headers: Mapping[str, str]) -> str:
-        made = "".join(
-            _value(piece, event_type, key, headers) if is_field else piece for is_field, piece in self._parts
-        )
-        if not _LEGAL.fullmatch(made) or made in (".", ".."):
-            _check_topic(made)
-        return made
 
-    def __eq__(self, other: object) -> bool:
-        """Compare the texts of two templates."""
-        return isinstance(other, TopicTemplate) and self.text == other.text
-
-    def __hash__(self) -> int:
-        """Return the hash of the text."""
-        return hash(self.text)
-
-    def __repr__(self) -> str:
-        """Return the call that makes this template."""
-        return f"TopicTemplate.parse({self.text!r})"
-
-
-def _piece(found: re.Match[str]) -> tuple[bool, str]:
-    token, at = found.group(), found.start() + 1
-    if found["field"] is not None:
-        return True, _field(found["field"], at)
+def _piece(match: re.Match[str]) -> tuple[bool, str]:
+    token, at, name = match.group(), match.start() + 1, match["field"]
+    if name is not None:
+        if not _FIELD.fullmatch(name):
+            shown = f" {{{name}}}" if _SHORT_NAME.fullmatch(name) else ""
+            raise ValueError(f"position {at}: unknown field{shown}; {_FIELDS}")
+        return True, name
     if token in ("{", "}"):
-        raise ValueError(f"position {at}: a lone {token!r}; fields are {{type}}, {{key}} and {{headers.NAME}}")
-    if token in ("{{", "}}"):
-        raise ValueError(f"position {at}: a topic name cannot contain a brace; a field has single ones: {{type}}")
+        raise ValueError(f"position {at}: a lone {token!r}; {_FIELDS}")
     if illegal := _ILLEGAL_CHARACTER.search(token):
         raise ValueError(f"position {at + illegal.start()}: a topic name cannot contain {illegal.group()!r}")
     return False, token
 
 
-def _field(name: str, at: int) -> str:
-    if name in ("type", "key"):
-        return name
-    header = name.removeprefix(_HEADERS)
-    if header != name and _HEADER_NAME.fullmatch(header):
-        return name
-    shown = f" {{{name}}}" if _SHORT_NAME.fullmatch(name) else ""
-    raise ValueError(f"position {at}: unknown field{shown}; {_meant(name)}")
-
-
-def _meant(name: str) -> str:
-    """Suggest a correction of an unknown field."""
-    word, dot, rest = name.strip().partition(".")
-    word = word.lower()
-    if dot and rest and get_close_matches(word, ["headers"], 1) and _HEADER_NAME.fullmatch(rest):
-        return f"did you mean {{{_HEADERS}{rest}}}?"
-    if not dot and (near := get_close_matches(word, ["type", "key"], 1)):
-        return f"did you mean {{{near[0]}}}?"
-    return "fields are {type}, {key} and {headers.NAME}"
-
-
-def _value(field: str, event_type: str, key: str | None, headers: Mapping[str, str]) -> str:
-    if field == "type":
-        value = event_type
-    elif field == "key":
-        value = key
-    else:
-        value = headers.get(field.removeprefix(_HEADERS))
+def _value(field: str, value: str | None) -> str:
     if value is None:
         raise ValueError(f"the topic needs {{{field}}}, which the event does not have")
     if illegal := _ILLEGAL_CHARACTER.search(value):

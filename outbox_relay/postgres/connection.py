@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Generator, Mapping
-from typing import Any, Final, LiteralString, TypeVar
+from typing import Any, Final, LiteralString, TypeVar, cast
 
 import psycopg
 from psycopg import BaseConnection, capabilities
@@ -13,7 +13,9 @@ from psycopg.conninfo import make_conninfo
 from psycopg.pq import ConnStatus, TransactionStatus
 from psycopg.waiting import Ready, Wait
 
-from outbox_relay.postgres.conninfo import parsed
+from outbox_relay.domain.errors import DatabaseUnusable, RelayError
+from outbox_relay.postgres.dsn import find_authorities, parsed
+from outbox_relay.postgres.errors import NOT_DIRECT, explain, is_starved
 from outbox_relay.postgres.session_settings import CORRECTION, startup_options
 
 T = TypeVar("T")
@@ -82,6 +84,7 @@ class Connection(psycopg.Connection[Any]):
         return True
 
 
+C = TypeVar("C", bound=Connection)
 MARK: Final[LiteralString] = "outbox.direct"
 """The setting by which a direct connection knows that its startup packet has reached the server."""
 IS_DIRECT: Final[LiteralString] = "select pg_catalog.current_setting('outbox.direct', true) is not distinct from 'on'"
@@ -108,14 +111,48 @@ def is_direct(connection: psycopg.Connection[Any]) -> bool:
     return bool(row and row[0])
 
 
+def connect(
+    kind: type[C],
+    dsn: str,
+    *,
+    pooler: bool = False,
+    more_options: str = "",
+    give_up_at: Callable[[], float] = lambda: float("inf"),
+) -> C:
+    """Return a new connection with the settings of the relay, which only a ``pooler`` keeps from it.
+
+    Raises ``DatabaseUnavailable`` or ``DatabaseUnusable``.
+    """
+    find_authorities(dsn)
+    began = time.monotonic()
+    try:
+        connection = kind.connect(
+            dsn if pooler else direct(dsn, more_options),
+            autocommit=True,
+            prepare_threshold=None if pooler else 2,
+            **cast(Any, CONNECTION_DEFAULTS),
+        )
+    except psycopg.Error as error:
+        raise explain(error, dsn) from None
+    connection.until, connection.give_up_at = began + 2 * CONNECT_SECONDS, give_up_at
+    try:
+        if not pooler:
+            fix_settings(connection)
+    except BaseException as error:
+        connection.close()
+        if isinstance(error, psycopg.Error | TimeoutError):
+            raise explain(error) from None
+        raise
+    return connection
+
+
 def reaches_server(dsn: str) -> bool:
     """Return True if a connection of ``dsn`` that has settings of its own can be made, as through no pooler. Blocks."""
     try:
-        with psycopg.connect(direct(dsn), autocommit=True, connect_timeout=CONNECT_SECONDS) as connection:
-            row = connection.execute(IS_DIRECT).fetchone()
-            return bool(row and row[0])
-    except psycopg.Error:
+        connect(Connection, dsn).close()
+    except RelayError:
         return False
+    return True
 
 
 def fix_settings(connection: psycopg.Connection[Any]) -> None:
@@ -123,8 +160,11 @@ def fix_settings(connection: psycopg.Connection[Any]) -> None:
 
     PGTZ and PGDATESTYLE override the options of a connection, and an old server refuses the name of a newer setting.
 
-    Raises ``psycopg.errors.InsufficientPrivilege`` if this role may not change a setting that the relay depends on.
+    Raises ``DatabaseUnusable`` if a pooler has ignored the startup packet, and
+    ``psycopg.errors.InsufficientPrivilege`` if this role may not change a setting that the relay depends on.
     """
+    if not is_direct(connection):
+        raise DatabaseUnusable(NOT_DIRECT)
     reported = connection.pgconn.parameter_status
     connection.execute(CORRECTION)
     if connection.info.server_version >= 170000:
@@ -135,10 +175,14 @@ def fix_settings(connection: psycopg.Connection[Any]) -> None:
         connection.execute("set DateStyle = 'ISO'")
 
 
-def is_alive(connection: BaseConnection[Any]) -> bool:
-    """Return whether the server answered the last statement on this connection, if only to refuse or cancel it."""
+def is_alive(connection: BaseConnection[Any], error: Exception) -> bool:
+    """Return whether ``error`` says nothing about the server, since it answered the last statement on this connection.
+
+    libpq ends the connection itself if this process has no memory for an answer.
+    """
     unanswered = (TransactionStatus.ACTIVE, TransactionStatus.UNKNOWN)
-    return connection.pgconn.status == ConnStatus.OK and connection.pgconn.transaction_status not in unanswered
+    answered = connection.pgconn.status == ConnStatus.OK and connection.pgconn.transaction_status not in unanswered
+    return not isinstance(error, TimeoutError) and (answered or is_starved(error))
 
 
 def database_identity(connection: psycopg.Connection[Any]) -> tuple[str, int]:

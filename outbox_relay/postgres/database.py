@@ -14,13 +14,13 @@ import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from importlib import resources
-from typing import Any, LiteralString, TypeVar, cast
+from typing import Any, LiteralString, NamedTuple, cast
 
 import psycopg
 from psycopg.pq import TransactionStatus
-from psycopg.rows import RowFactory, namedtuple_row, tuple_row
+from psycopg.rows import RowFactory, namedtuple_row
 
 from outbox_relay.domain.errors import (
     ConfigurationError,
@@ -30,36 +30,10 @@ from outbox_relay.domain.errors import (
     RelayError,
     StatementFailed,
 )
-from outbox_relay.postgres.connection import (
-    CONNECT_SECONDS,
-    CONNECTION_DEFAULTS,
-    Connection,
-    database_identity,
-    direct,
-    fix_settings,
-    is_alive,
-    is_direct,
-)
-from outbox_relay.postgres.conninfo import find_authorities, parsed
-from outbox_relay.postgres.errors import (
-    NOT_DIRECT,
-    action_refusals,
-    encoding_fault,
-    explain,
-    explain_statement,
-    is_starved,
-)
-from outbox_relay.postgres.session_settings import (
-    NEWEST_SERVER,
-    settings_of,
-    short_timeout,
-    wrong_settings,
-    wrong_settings_message,
-)
-
-T = TypeVar("T")
-TUPLES: RowFactory[Any] = cast(Any, tuple_row)
-NAMED: RowFactory[Any] = cast(Any, namedtuple_row)
+from outbox_relay.postgres.connection import Connection, connect, database_identity, is_alive
+from outbox_relay.postgres.dsn import parsed
+from outbox_relay.postgres.errors import encoding_fault, explain, explain_refusal, explain_statement
+from outbox_relay.postgres.session_settings import CHECKED_SETTINGS, wrong_settings
 
 CALL_SECONDS = 10.0
 """Longest wait for the answer to a statement, COMMIT included: no setting of the server limits a COMMIT that waits for
@@ -68,13 +42,22 @@ ACTION_SECONDS = 600.0
 """Longest duration of an action that a person waits for."""
 LIFETIME_SECONDS = 3600.0
 """Age at which a connection is replaced, so that the relay follows changes of addresses and passwords."""
-BY_INDEX: LiteralString = """
-select set_config(name, value, true)
-  from (values ('enable_seqscan', 'off'), ('enable_bitmapscan', 'off'), ('enable_sort', 'off'), ('jit', 'off'),
-               ('random_page_cost', '1'), ('max_parallel_workers_per_gather', '0'),
-               ('plan_cache_mode', 'force_custom_plan')
-       ) s (name, value)"""
+BY_INDEX: tuple[LiteralString, ...] = (
+    "set local enable_seqscan = off",
+    "set local enable_bitmapscan = off",
+    "set local enable_sort = off",
+    "set local jit = off",
+    "set local random_page_cost = 1",
+    "set local max_parallel_workers_per_gather = 0",
+    "set local plan_cache_mode = force_custom_plan",
+)
 """Settings of a transaction in which the planner walks indexes."""
+BRIEFLY: tuple[LiteralString, ...] = (
+    "set local statement_timeout = '1s'",
+    "set local lock_timeout = '100ms'",
+    "set local synchronous_commit = off",
+)
+"""Settings for figures. Their commit waits for no disk: figures that a crash takes are measured again."""
 
 
 @cache
@@ -86,6 +69,18 @@ def statements() -> Mapping[str, LiteralString]:
         for f in folder.iterdir()
         if f.name.endswith(".sql")
     }
+
+
+def rows_of(row: type[NamedTuple]) -> RowFactory[Any]:
+    """Return the factory of rows of a named tuple, whose fields are the columns of the answer."""
+
+    def make(cursor: Any) -> Callable[[Sequence[Any]], Any]:
+        columns = tuple(column.name for column in cursor.description or ())
+        if columns and columns != row._fields:
+            raise TypeError(f"the columns of {row.__name__} are {row._fields}, and the answer has {columns}")
+        return partial(cast(Any, tuple).__new__, row)  # called for every row: a partial is one call without a frame
+
+    return make
 
 
 class PooledConnection(Connection):
@@ -137,13 +132,11 @@ class Database:
         """Make the first connection. Raises ``DatabaseUnavailable`` or ``DatabaseUnusable``."""
         self.close()
         connection = self._connect()
-        began = time.monotonic()
         try:
-            self._try(connection)
+            self._check(connection)
         except (psycopg.Error, TimeoutError) as error:
             connection.close()
-            short = short_timeout(getattr(error, "sqlstate", None), time.monotonic() - began) if self.pooler else None
-            raise (DatabaseUnusable(wrong_settings_message([short])) if short else _explain(error)) from None
+            raise explain(error) from None
         except DatabaseUnusable:
             connection.close()
             raise
@@ -168,102 +161,114 @@ class Database:
 
         Raises ``DatabaseUnusable`` if the relay cannot work with them.
         """
-        if not self.pooler:
-            return
-        began = time.monotonic()
-        try:
-            self._judge(self._rows("session_settings", {"names": list(settings_of(NEWEST_SERVER))}))
-        except StatementFailed as error:
-            if (short := short_timeout(error.sqlstate, time.monotonic() - began)) is None:
-                raise
-            raise DatabaseUnusable(wrong_settings_message([short])) from None
+        if self.pooler:
+            with self._connection("session_settings") as connection:
+                self._check(connection)
 
     def database_identity(self) -> tuple[str, int]:
         """Return the identity of the database: see ``connection.database_identity``."""
-        with self._connection(None, "database_identity") as connection:
+        with self._connection("database_identity") as connection:
             return database_identity(connection)
 
-    def named(self, name: str, parameters: Mapping[str, Any], deadline: float | None = None) -> list[Any]:
-        """Return the rows of a statement file as named tuples, for queries outside the data path."""
-        return self._rows(name, parameters, NAMED, deadline)
+    def named(
+        self,
+        name: str,
+        parameters: Mapping[str, Any],
+        deadline: float | None = None,
+        *,
+        row: type[NamedTuple] | None = None,
+    ) -> list[Any]:
+        """Return the rows of a statement file as named tuples, those of ``row`` if it is given.
+
+        ``deadline`` is in seconds; None means the default of the thread or the store.
+        """
+        return self._run(name, parameters, row, deadline=deadline)[0]
 
     def value(self, name: str, parameters: Mapping[str, Any] | None = None, deadline: float | None = None) -> Any:
         """Return the value of a statement file with one row of one column."""
-        [(value,)] = self._rows(name, parameters or {}, TUPLES, deadline)
+        [(value,)] = self.named(name, parameters or {}, deadline=deadline)
         return value
 
-    def call(self, name: str, parameters: Mapping[str, Any], grant: str, deadline: float | None = None) -> list[Any]:
-        """Return the rows of a statement that operators run, as ``named`` does.
+    def call(
+        self,
+        name: str,
+        parameters: Mapping[str, Any],
+        grant: str,
+        deadline: float | None = None,
+        settings: Sequence[LiteralString] = (),
+    ) -> list[Any]:
+        """Return the rows of a statement that operators run, as named tuples.
 
         Raises ``NotFound`` or ``ConfigurationError``, in the words of the schema, if it refuses a parameter. Raises
         ``DatabaseUnusable``, which names the kind ``grant``, if the role has no right to it.
         """
-        with self._connection(deadline, name) as connection, action_refusals(grant):
-            return self._fetched(connection, name, parameters)
+        return self._run(name, parameters, None, deadline=deadline, grant=grant, settings=settings)[0]
 
     def action(self, name: str, parameters: Mapping[str, Any], seconds: float = ACTION_SECONDS) -> list[Any]:
-        """Return the rows of a statement file that acts for a person, as named tuples, after at most ``seconds``.
-
-        Raises as ``errors.action_refusals``, too.
-        """
-        with self._connection(seconds, name) as connection, connection.transaction(), action_refusals("operate"):
-            connection.execute("select set_config('statement_timeout', %s, true)", (str(int(seconds * 1000)),))
-            return self._fetched(connection, name, parameters)
+        """Return the rows of a statement that acts for a person, as ``call`` does, after at most ``seconds``."""
+        limit = cast(LiteralString, f"set local statement_timeout = '{int(seconds * 1000)}ms'")
+        return self.call(name, parameters, "operate", seconds, (limit,))
 
     def by_index(self, name: str, parameters: Mapping[str, Any], grant: str) -> list[Any]:
         """Return the rows of a statement that reads little only if it walks an index in its order, as ``call`` does.
 
         The planner takes a column that is second in an index for random on the disk, and reads and sorts everything.
         """
-        with self._connection(None, name) as connection, connection.transaction(), action_refusals(grant):
-            connection.execute(BY_INDEX)
-            return self._fetched(connection, name, parameters)
+        return self.call(name, parameters, grant, settings=BY_INDEX)
+
+    def measure(self, name: str, parameters: Mapping[str, Any]) -> list[Any]:
+        """Return the rows of a statement as named tuples.
+
+        The server ends it after a second, or after 0.1 s of waiting for a lock.
+        """
+        return self._run(name, parameters, None, settings=BRIEFLY)[0]
 
     @contextmanager
     def transaction(self) -> Generator[Connection]:
         """Open a transaction that ends with the block, outside the data path."""
-        with self._connection(None) as connection, connection.transaction():
+        with self._connection("transaction") as connection, connection.transaction():
             yield connection
 
     # -- statements -------------------------------------------------------------------------------------------
 
-    def _rows(
+    def _do(self, name: str, parameters: Mapping[str, Any]) -> int:
+        """Run a statement, and return the number of rows that it changed."""
+        return self._run(name, parameters, None)[1]
+
+    def _run(
         self,
         name: str,
         parameters: Mapping[str, Any],
-        row_factory: RowFactory[T] = TUPLES,
+        row: type[NamedTuple] | None,
+        *,
         deadline: float | None = None,
-    ) -> list[T]:
-        """Return the rows of a statement. ``deadline`` in seconds; None means the default of the store."""
-        with self._connection(deadline, name) as connection:
-            return self._fetched(connection, name, parameters, row_factory)
+        grant: str | None = None,
+        settings: Sequence[LiteralString] = (),
+    ) -> tuple[list[Any], int]:
+        """Return the rows of a statement, and the number of rows that it returned or changed.
 
-    def _do(self, name: str, parameters: Mapping[str, Any], deadline: float | None = None) -> int:
-        """Run a statement, and return the number of rows that it changed."""
-        with self._connection(deadline, name) as connection, _loadable(name):
-            return connection.execute(self._sql[name], parameters).rowcount
-
-    def _message(self, limits: Sequence[LiteralString], name: str, parameters: Mapping[str, Any]) -> list[Any]:
-        """Return the rows of a statement that is sent with its ``limits`` as one message, as named tuples.
-
-        The server ends it, and a process that is stopped meanwhile keeps no lock.
+        With ``settings`` of its transaction, both are one message: the server ends it, and a process that is stopped
+        meanwhile keeps no lock.
         """
-        with self._connection(None, name) as connection:
-            cursor = psycopg.ClientCursor(connection, row_factory=NAMED)
-            cursor.execute("; ".join((*limits, self._sql[name])), parameters)
-            for _ in limits:
-                cursor.nextset()
-            return cursor.fetchall()
-
-    def _fetched(
-        self, connection: Connection, name: str, parameters: Mapping[str, Any], row_factory: RowFactory[T] = NAMED
-    ) -> list[T]:
-        with _loadable(name):
-            cursor = connection.cursor(binary=True, row_factory=row_factory)
-            return cursor.execute(self._sql[name], parameters).fetchall()
+        factory: RowFactory[Any] = rows_of(row) if row else namedtuple_row
+        with self._connection(name, deadline, grant) as connection:
+            try:
+                if settings:
+                    cursor: Any = psycopg.ClientCursor(connection, row_factory=factory)
+                    cursor.execute("; ".join((*settings, self._sql[name])), parameters)
+                    for _ in settings:
+                        cursor.nextset()
+                else:
+                    cursor = connection.cursor(binary=True, row_factory=factory)
+                    cursor.execute(self._sql[name], parameters)
+                return cursor.fetchall() if cursor.description else [], cursor.rowcount
+            except (MemoryError, ValueError, ArithmeticError) as error:  # a value cannot be sent, or loaded
+                raise explain_statement(error, name) from None
 
     @contextmanager
-    def _connection(self, deadline: float | None, name: str = "transaction") -> Generator[Connection]:
+    def _connection(
+        self, name: str, deadline: float | None = None, grant: str | None = None
+    ) -> Generator[PooledConnection]:
         """Lend a connection for the statement ``name``, which has ``deadline`` seconds to be answered."""
         deadline = deadline or min(self.call_seconds, getattr(self._thread, "seconds", self.call_seconds))
         until = time.monotonic() + deadline
@@ -279,7 +284,8 @@ class Database:
             try:
                 yield connection
             except (psycopg.Error, TimeoutError) as error:
-                raise self._explained(error, connection, name) from None
+                refusal = explain_refusal(error, grant) if grant and isinstance(error, psycopg.Error) else None
+                raise refusal or self._explained(error, connection, name) from None
             finally:
                 self._returned(connection)
         finally:
@@ -287,12 +293,7 @@ class Database:
 
     def _explained(self, error: psycopg.Error | TimeoutError, connection: PooledConnection, name: str) -> RelayError:
         """Return the error of a statement, and count the connection if it was lost."""
-        if isinstance(error, TimeoutError):
-            explained: RelayError = DatabaseUnavailable(f"the database did not answer in time: statement {name}")
-        elif is_alive(connection) or is_starved(error):
-            explained = explain_statement(error, name)
-        else:
-            explained = explain(error)
+        explained = explain_statement(error, name) if is_alive(connection, error) else explain(error, statement=name)
         known = connection.losses != self.connection_losses
         if isinstance(explained, DatabaseUnavailable | IncarnationChanged) and not known:
             self.connection_losses += 1
@@ -336,24 +337,8 @@ class Database:
     def _connect(self) -> PooledConnection:
         """Return a new connection. Raises ``ConfigurationError``, ``DatabaseUnavailable`` or ``DatabaseUnusable``."""
         losses, began = self.connection_losses, time.monotonic()
-        dsn = self._read_dsn()
-        try:
-            connection = PooledConnection.connect(
-                dsn if self.pooler else direct(dsn),
-                autocommit=True,
-                prepare_threshold=None if self.pooler else 2,
-                **cast(Any, CONNECTION_DEFAULTS),
-            )
-        except psycopg.Error as error:
-            raise explain(error, dsn) from None
+        connection = connect(PooledConnection, self._read_dsn(), pooler=self.pooler, give_up_at=lambda: self.give_up_at)
         connection.losses, connection.made_at = losses, began
-        connection.until, connection.give_up_at = began + 2 * CONNECT_SECONDS, lambda: self.give_up_at
-        try:
-            if not self.pooler:
-                fix_settings(connection)
-        except (psycopg.Error, TimeoutError) as error:
-            connection.close()
-            raise _explain(error) from None
         return connection
 
     def _read_dsn(self) -> str:
@@ -364,34 +349,13 @@ class Database:
             # Once there was one, its file may be on the way to be replaced.
             raise (DatabaseUnavailable(str(known)) if self._has_dsn else known) from None
         self._has_dsn = True
-        find_authorities(dsn)
         return dsn
 
-    def _try(self, connection: Connection) -> None:
-        """Raise the error of a new connection, if it has one."""
+    def _check(self, connection: Connection) -> None:
+        """Raise ``DatabaseUnusable`` if the relay cannot work with this connection."""
         if self.pooler:
-            names = {"names": list(settings_of(NEWEST_SERVER))}
-            self._judge(connection.execute(self._sql["session_settings"], names).fetchall())
-        elif not is_direct(connection):
-            raise DatabaseUnusable(NOT_DIRECT)
+            names = {"names": list(CHECKED_SETTINGS)}
+            if wrong := wrong_settings(connection.execute(self._sql["session_settings"], names).fetchall()):
+                raise DatabaseUnusable(wrong)
         if problem := encoding_fault(connection.info):
             raise DatabaseUnusable(problem)
-
-    def _judge(self, found: Sequence[Any]) -> None:
-        if wrong := wrong_settings(found):
-            raise DatabaseUnusable(wrong_settings_message(wrong))
-
-
-@contextmanager
-def _loadable(name: str) -> Generator[None]:
-    """Raise ``StatementFailed`` for a value that cannot be sent, or loaded."""
-    try:
-        yield
-    except (MemoryError, ValueError, ArithmeticError) as error:
-        raise explain_statement(error, name) from None
-
-
-def _explain(error: psycopg.Error | TimeoutError) -> RelayError:
-    if isinstance(error, TimeoutError):
-        return DatabaseUnavailable("the database did not answer in time")
-    return explain(error)

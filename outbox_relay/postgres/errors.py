@@ -20,87 +20,64 @@ from outbox_relay.domain.errors import (
     RightMissing,
     StatementFailed,
 )
-from outbox_relay.postgres.conninfo import ENCODE, fault, redacted
+from outbox_relay.postgres.dsn import ENCODE, fault, redacted
 
 ANOTHER_SERVER: Final = "OR001"
 """The SQLSTATE with which ``outbox_internal.only_at`` refuses a statement."""
-
-# Fixes by SQLSTATE or by its class (PostgreSQL, appendix A).
-FIXES: Final = {
-    "28": "check user name and password in the DSN, and pg_hba.conf",
-    "3D": "create the database, or correct its name in the DSN",
-    "3F": "run outbox-relay migrate",
-    "42501": "run outbox-relay migrate --grant-relay ROLE (applications: --grant-emit; people: --grant-read, "
-    "--grant-operate or --grant-payloads)",
-    "42P01": "run outbox-relay migrate",
-    "42883": "run outbox-relay migrate",
-    "42703": "run outbox-relay migrate",
-}
-ROW_SECURITY: Final = "row-level security"
-"""Part of the message of a refusal that no grant mends."""
-ROW_SECURITY_FIX: Final = (
-    "it hides rows from this role, so nothing is read: alter table outbox.NAME disable row level security, for each "
-    "table that outbox-relay doctor lists"
+GRANT: Final = (
+    "run outbox-relay migrate --grant-relay ROLE (applications: --grant-emit; people: --grant-read, --grant-operate or "
+    "--grant-payloads)"
 )
-REPLICA_FIX: Final = (
-    "it is not origin in this session, so triggers of schema outbox would not fire: an administrator resets the "
-    "default that sets it (alter role ROLE reset session_replication_role, also for the database; pg_db_role_setting "
-    "lists it)"
-)
-NAMED_FIXES: Final = {
-    ROW_SECURITY: ROW_SECURITY_FIX,
-    "session_replication_role": REPLICA_FIX,
-}
-"""Fixes of refusals that no grant on schema outbox mends, by a part of the message."""
-# Errors that pass without a fix: connection, transaction state and rollback, resources, object state, operator,
-# system, internal.
-TRANSIENT: Final = ("08", "25", "40", "53", "55", "57", "58", "XX")
-# The session has ended or is of no use: connection exceptions, a server that stops, a session that was idle or a
-# transaction that ran for too long, a server that has become a standby.
-LOST: Final = ("08", "57P", "25P03", "25P04", "25006")
-# Errors of one statement on a connection that still works: cardinality, values, constraints.
-STATEMENT_ERRORS: Final = ("21", "22", "23")
-# Errors whose messages quote values of the statement.
-QUOTING: Final = ("21", "22", "23")
-
-# libpq gives no SQLSTATE if it cannot connect, only the server's message, which is in English by default.
-REFUSALS: Final = {
-    "08P01": re.compile(r"(startup|command.line) (option|parameter)s?|\boptions?\b.* not? .*\bsupport", re.IGNORECASE),
-    "28000": re.compile(
-        r"authentication failed|no pg_hba\.conf entry|pg_hba\.conf rejects|^role .* does not exist|client certificate|"
-        r"is not permitted to log in|^no such user|password .* is wrong|[Uu]ser not found|SSL required|requires TLS|"
-        r"connection is insecure"
-    ),
-    "3D000": re.compile(r"^database .* does not exist|^no such database"),
-    "42501": re.compile(r"^permission denied for database"),
-    "22023": re.compile(
-        r"^unrecognized configuration parameter|^invalid value for parameter|^permission denied to set parameter|"
-        r"^parameter .* (cannot be|requires)|^invalid command-line argument|^-.* requires a value"
-    ),
-}
+MIGRATE: Final = "run outbox-relay migrate"
+LOGIN: Final = "check user name and password in the DSN, and pg_hba.conf"
+NO_DATABASE: Final = "create the database, or correct its name in the DSN"
 SET_POOLER: Final = 'set database.pooler = "transaction", or OUTBOX_RELAY_DATABASE__POOLER=transaction for a command'
-CONNECT_FIXES: Final = {
-    "42501": "grant connect on the database to this user",
-    "08P01": f"a pooler that keeps no session: {SET_POOLER}",
-    "22023": "correct the options in the DSN, or PGOPTIONS",
-}
-"""Advice for refused connections, where it differs from the advice for a refused statement."""
 NOT_DIRECT: Final = f"a pooler keeps the settings of this connection from the server: {SET_POOLER}"
 """The error of a pooler that ignores them, as with ``ignore_startup_parameters = options``."""
+FIXES: Final = (
+    ("42501", r"row-level security", "it hides rows from this role, so nothing is read: alter table outbox.NAME "
+     "disable row level security, for each table that outbox-relay doctor lists"),
+    ("42501", r"session_replication_role", "it is not origin in this session, so triggers of schema outbox would not "
+     "fire: an administrator resets the default that sets it (alter role ROLE reset session_replication_role, also for "
+     "the database; pg_db_role_setting lists it)"),
+    ("42501", "", GRANT),
+    ("28", "", LOGIN),
+    ("3D", "", NO_DATABASE),
+    ("3F", "", MIGRATE),
+    ("42P01", "", MIGRATE),
+    ("42883", "", MIGRATE),
+    ("42703", "", MIGRATE),
+    (None, r"(?i)(startup|command.line) (option|parameter)s?|\boptions?\b.* not? .*\bsupport",
+     f"a pooler that keeps no session: {SET_POOLER}"),
+    (None, r"authentication failed|no pg_hba\.conf entry|pg_hba\.conf rejects|^role .* does not exist|"
+     r"client certificate|is not permitted to log in|^no such user|password .* is wrong|[Uu]ser not found|SSL required|"
+     r"requires TLS|connection is insecure", LOGIN),
+    (None, r"^database .* does not exist|^no such database", NO_DATABASE),
+    (None, r"^permission denied for database", "grant connect on the database to this user"),
+    (None, r"^unrecognized configuration parameter|^invalid value for parameter|^permission denied to set parameter|"
+     r"^parameter .* (cannot be|requires)|^invalid command-line argument|^-.* requires a value",
+     "correct the options in the DSN, or PGOPTIONS"),
+    (None, r"certificate verify failed", "name the authority that signed the server's certificate, with sslrootcert in "
+     "the DSN or, for sslrootcert=system, with SSL_CERT_FILE"),
+    (None, r"does not match host name", "let host in the DSN be a name of the certificate; hostaddr may be any"),
+    (None, r"root certificate|private key|(certificate|key|crl) file|revocation list|host name (must be|from)|"
+     r"SSL value|server does not support (SSL|GSSAPI)|GSSAPI encryption required|SSL error: (?!unexpected eof)|"
+     r"weak sslmode|channel binding required|authentication method|^invalid |^could not match|is too long|^bad value|"
+     r"definition of service|service file|local user|no password supplied",
+     "correct the DSN, or the file that it names"),
+)  # fmt: skip
+"""SQLSTATE or its class, a pattern of the message, and the fix of what waiting does not mend; the first that fits.
+
+libpq gives no SQLSTATE if it cannot connect, only its own words or the server's message: it is None here."""
+TRANSIENT: Final = ("08", "25", "40", "53", "55", "57", "58", "XX")
+"""Errors that pass without a fix: connection, transaction state and rollback, resources, object state, operator,
+system, internal."""
+LOST: Final = ("08", "57P", "25P03", "25P04", "25006")
+"""The session has ended or is of no use: connection exceptions, a server that stops, a session that was idle or a
+transaction that ran for too long, a server that has become a standby."""
+QUOTING: Final = ("21", "22", "23")
+"""Errors of one statement on a connection that still works: cardinality, values, constraints. They quote values."""
 SERVER_MESSAGE: Final = re.compile(r"^(?:FATAL|ERROR|PANIC): +(.+)")
-CORRECT: Final = "correct the DSN, or the file that it names"
-FAULTS: Final = {
-    re.compile(r"certificate verify failed"): "name the authority that signed the server's certificate, with "
-    "sslrootcert in the DSN or, for sslrootcert=system, with SSL_CERT_FILE",
-    re.compile(r"does not match host name"): "let host in the DSN be a name of the certificate; hostaddr may be any",
-    re.compile(
-        r"root certificate|private key|(certificate|key|crl) file|revocation list|host name (must be|from)|SSL value|"
-        r"server does not support (SSL|GSSAPI)|GSSAPI encryption required|SSL error: (?!unexpected eof)|weak sslmode|"
-        r"channel binding required|authentication method|^invalid |^could not match|is too long|^bad value|"
-        r"definition of service|service file|local user|no password supplied"
-    ): CORRECT,
-}
-"""libpq's words for a fault of the DSN, its files or the server's certificate → the fix. Waiting mends none of them."""
 UNCHECKED: Final = re.compile(r"host '[^\n]*?'")
 """A host of a DSN that is not at hand, which may be a part of a misread password."""
 SEVERAL: Final = "Multiple connection attempts failed. All failures were:\n"
@@ -112,7 +89,6 @@ PREFIX: Final = re.compile(
 """psycopg's and libpq's words before a reason."""
 REASON_CHARS: Final = 300
 """Longest reason that is quoted."""
-MALFORMED: Final = f"the DSN is not a connection string: {ENCODE}"
 UNSENT: Final = re.compile(r"placeholder|parameter missing|adapt|result")
 """psycopg's own refusals of a statement, of the class that refuses a malformed DSN too."""
 NO_MEMORY: Final = re.compile(
@@ -132,7 +108,7 @@ def encoding_fault(info: psycopg.ConnectionInfo) -> str | None:
     )
 
 
-def explain(error: psycopg.Error, dsn: str | None = None) -> RelayError:
+def explain(error: psycopg.Error | TimeoutError, dsn: str | None = None, statement: str | None = None) -> RelayError:
     """Return ``DatabaseUnavailable`` for an error that passes, ``DatabaseUnusable`` for one that needs a fix.
 
     Return ``IncarnationChanged`` if another server than the caller's refused the statement. ``dsn`` is the connection
@@ -140,20 +116,23 @@ def explain(error: psycopg.Error, dsn: str | None = None) -> RelayError:
 
     Of an answer of the server only the primary message and the SQLSTATE are passed on: its details may contain rows.
     """
+    if isinstance(error, TimeoutError):
+        name = f": statement {statement}" if statement else ""
+        return DatabaseUnavailable(f"the database did not answer in time{name}")
     if error.sqlstate:
         return _answered(error.sqlstate, error.diag.message_primary or "")
     if isinstance(error, psycopg.OperationalError):
         return _not_connected(error, dsn)
     if isinstance(error, psycopg.ProgrammingError) and not UNSENT.search(str(error)):
         if dsn is None or fault(dsn):
-            return DatabaseUnusable(MALFORMED)
+            return DatabaseUnusable(f"the DSN is not a connection string: {ENCODE}")
         return DatabaseUnusable(f"the DSN cannot be used: {redacted(str(error), dsn)}")
     return DatabaseUnavailable(f"the database could not be asked ({type(error).__name__})")
 
 
-def is_starved(error: psycopg.Error) -> bool:
+def is_starved(error: Exception) -> bool:
     """Return True if this process had no memory for the answer, for which libpq has ended the connection itself."""
-    return not error.sqlstate and NO_MEMORY.search(str(error)) is not None
+    return isinstance(error, psycopg.Error) and not error.sqlstate and NO_MEMORY.search(str(error)) is not None
 
 
 def explain_statement(error: Exception, name: str) -> RelayError:
@@ -162,7 +141,7 @@ def explain_statement(error: Exception, name: str) -> RelayError:
     Return ``StatementFailed`` if only the statement or its answer failed: it timed out, met a lock or a deadlock, needs
     too much memory, or has a value that cannot be loaded. Otherwise as ``explain``.
     """
-    if isinstance(error, psycopg.Error) and is_starved(error):
+    if is_starved(error):
         return StatementFailed(f"the answer of statement {name} is too large for the memory there is", "53200")
     if not isinstance(error, psycopg.Error) or not error.sqlstate:
         return StatementFailed(f"statement {name} failed, or its answer cannot be loaded ({type(error).__name__})")
@@ -171,7 +150,7 @@ def explain_statement(error: Exception, name: str) -> RelayError:
     ended = state.startswith(LOST) or error.diag.severity_nonlocalized in ("FATAL", "PANIC")
     if ended or isinstance(explained, IncarnationChanged):
         return explained
-    if isinstance(explained, DatabaseUnavailable) or state.startswith(STATEMENT_ERRORS):
+    if isinstance(explained, DatabaseUnavailable) or state.startswith(QUOTING):
         quoted = "" if state.startswith(QUOTING) else f": {said}"
         return StatementFailed(f"the database ended statement {name} ({state}){quoted}", state)
     return explained
@@ -190,26 +169,11 @@ def explain_refusal(error: psycopg.Error, grant: str) -> RelayError | None:
         case "22023":
             return ConfigurationError(said)
         case "42501":
-            refusal = f"the database says: {said} (42501)"
-            if fix := _named_fix(said):
-                return DatabaseUnusable(f"{refusal}: {fix}")
-            return RightMissing(refusal, f"run outbox-relay migrate --grant-{grant} ROLE")
+            refused = _answered("42501", said)
+            mends = f"run outbox-relay migrate --grant-{grant} ROLE"
+            return RightMissing(refused.said, mends) if isinstance(refused, RightMissing) else refused
         case _:
             return None
-
-
-@contextmanager
-def action_refusals(grant: str) -> Generator[None]:
-    """Raise what a function of the schema refuses to a person in the block, as ``explain_refusal`` does.
-
-    Other errors are left as they are.
-    """
-    try:
-        yield
-    except psycopg.Error as error:
-        if (refusal := explain_refusal(error, grant)) is None:
-            raise
-        raise refusal from None
 
 
 @contextmanager
@@ -218,7 +182,7 @@ def advise_grant(kind: str) -> Generator[None]:
     try:
         yield
     except RightMissing as error:
-        if error.advice != FIXES["42501"]:  # it names one grant already
+        if error.advice != GRANT:  # it names one grant already
             raise
         fix = f"run outbox-relay migrate --grant-{kind} ROLE as the owner of the schema"
         raise RightMissing(error.said, fix) from None
@@ -227,9 +191,9 @@ def advise_grant(kind: str) -> Generator[None]:
 def _answered(state: str, said: str) -> RelayError:
     if state == ANOTHER_SERVER:
         return IncarnationChanged(said)
-    if fix := _fix_of(state, said):
+    if fix := _fix(state, said):
         refusal = f"the database says: {said} ({state})"
-        return RightMissing(refusal, fix) if fix == FIXES["42501"] else DatabaseUnusable(f"{refusal}: {fix}")
+        return RightMissing(refusal, fix) if fix == GRANT else DatabaseUnusable(f"{refusal}: {fix}")
     if state.startswith(TRANSIENT):
         return DatabaseUnavailable(f"the database says: {said} ({state})")
     return DatabaseUnusable(
@@ -237,14 +201,15 @@ def _answered(state: str, said: str) -> RelayError:
     )
 
 
-def _fix_of(state: str, said: str) -> str | None:
-    if state == "42501" and (fix := _named_fix(said)):
-        return fix
-    return FIXES.get(state) or FIXES.get(state[:2])
-
-
-def _named_fix(said: str) -> str | None:
-    return next((fix for part, fix in NAMED_FIXES.items() if part in said), None)
+def _fix(state: str | None, said: str) -> str | None:
+    """Return the fix for what waiting does not mend, or None. ``state`` is None for what libpq says."""
+    fitting = (
+        fix
+        for known, message, fix in FIXES
+        if (known is None if state is None else known is not None and state.startswith(known))
+        and re.search(message, said)
+    )
+    return next(fitting, None)
 
 
 def _not_connected(error: psycopg.OperationalError, dsn: str | None) -> RelayError:
@@ -252,13 +217,13 @@ def _not_connected(error: psycopg.OperationalError, dsn: str | None) -> RelayErr
         return DatabaseUnusable(f"the DSN cannot be used: {wrong}")
     where = _where(error)
     if error.pgconn is not None and error.pgconn.needs_password:
-        return DatabaseUnusable(f"the database{where} requires a password, and the DSN contains none: {FIXES['28']}")
+        return DatabaseUnusable(f"the database{where} requires a password, and the DSN contains none: {LOGIN}")
     text = str(error) if dsn is not None else UNCHECKED.sub("host", str(error))
     attempts = list(dict.fromkeys(_attempts(text, where)))
     reasons = list(chain.from_iterable(reasons for _, reasons in attempts))
     connecting = dsn is not None or error.pgconn is not None
     # A host that may come back is waited for. With sslmode=prefer the attempt without TLS comes last.
-    fixes = [_fix(reasons[-1]) for _, reasons in attempts if reasons] if connecting else []
+    fixes = [_fix(None, SERVER_MESSAGE.sub(r"\1", reasons[-1])) for _, reasons in attempts if reasons and connecting]
     fix = fixes[0] if fixes and all(fixes) else None
     told = [(place, "; ".join(SERVER_MESSAGE.sub(r"\1", reason) for reason in reasons)) for place, reasons in attempts]
     if len(told) > 1:
@@ -291,14 +256,6 @@ def _reasons(text: str) -> tuple[str, ...]:
         if lines:
             reasons[lines[0] if SERVER_MESSAGE.match(lines[0]) else ". ".join(lines).rstrip(".")] = None
     return tuple(reason[:REASON_CHARS] for reason in reasons)
-
-
-def _fix(reason: str) -> str | None:
-    """Return the fix for a reason that waiting does not mend, or None."""
-    if fatal := SERVER_MESSAGE.match(reason):
-        state = next((state for state, said in REFUSALS.items() if said.search(fatal[1])), None)
-        return state and (CONNECT_FIXES.get(state) or FIXES[state[:2]])
-    return next((fix for said, fix in FAULTS.items() if said.search(reason)), None)
 
 
 def _where(error: psycopg.OperationalError) -> str:

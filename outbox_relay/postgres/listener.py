@@ -5,11 +5,9 @@ its commit. An emit that gets it sends none, because no relay is idle. One idle 
 No caller ever waits for the lock.
 
 A notification can be missed: an emit may try the lock before the relay takes it and commit afterwards. Every wait is
-therefore limited.
-
-Any role that may connect can send notifications on any channel. The relay connects in a thread and waits for the lock
-for half a second at most, since both happen between two ticks. If notifications flood the channel, it disconnects and
-polls for a while.
+therefore limited. The relay connects in a thread and waits for the lock for half a second at most, since both happen
+between two ticks. Any role that may connect can send notifications on any channel, so that wake-ups have a least
+distance.
 """
 
 from __future__ import annotations
@@ -18,24 +16,15 @@ import select
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
-from psycopg.pq import ExecStatus
 
-from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable, RelayError
-from outbox_relay.domain.log_events import LOG_EVENTS
-from outbox_relay.domain.rate_limited_log import RateLimitedLog
-from outbox_relay.postgres.connection import (
-    CONNECT_SECONDS,
-    CONNECTION_DEFAULTS,
-    Connection,
-    database_identity,
-    direct,
-    fix_settings,
-    is_direct,
-)
-from outbox_relay.postgres.conninfo import find_authorities
+from outbox_relay.domain.errors import DatabaseUnusable, RelayError
+from outbox_relay.domain.log_events import LOG_EVENTS, RateLimitedLog
+from outbox_relay.postgres.connection import CONNECT_SECONDS, Connection, connect, database_identity
 from outbox_relay.postgres.errors import SET_POOLER, explain
 
 if TYPE_CHECKING:
@@ -45,12 +34,10 @@ LOCK = (1869967971, 1)
 """The two keys of the advisory lock of idle relays, as in ``outbox.emit_raw``."""
 LOCK_SECONDS = 0.5
 """Longest wait for the answer of a statement about the lock. No tick is taken meanwhile."""
-FLOOD = 1_000
-"""Notifications in a second that no number of emits explains: one emit wakes the relay, which releases the lock."""
-FLOOD_POLL_SECONDS = 30.0
-"""Time for which the log is polled after a flood."""
+WAKE_SECONDS = 0.01
+"""Least time between two wake-ups."""
 RARE_SECONDS = 600.0
-"""Least time between two log lines about floods, or about failed connections."""
+"""Least time between two log lines about failed connections."""
 FAILING_SECONDS = 10.0
 """Time without a connection after which the log says why."""
 RETRY_SECONDS = 2.0
@@ -63,18 +50,14 @@ POOLED = "it leads to a pooler: listen_dsn must lead to the server itself, or be
 WRONG_DATABASE = LOG_EVENTS["database.other_listened"]
 DatabaseIdentity = tuple[str, int]
 """The identity of a database: see ``connection.database_identity``."""
-
-
-class NotificationFlood(Exception):
-    """Notifications arrive faster than emits send them."""
+_ERRORS = (psycopg.Error, RelayError, TimeoutError)
 
 
 class CommitListener:
     """Waits until an emit commits, or for a limited time, in one thread.
 
     Without a DSN, or while it cannot connect, it only waits. ``here`` returns the identity of the database whose log is
-    read. A connection to another database would never be notified: it is closed with one warning, and the log is
-    polled.
+    read. A connection to another database would never be notified: it is closed with a warning, and the log is polled.
     """
 
     def __init__(
@@ -85,20 +68,13 @@ class CommitListener:
     ) -> None:
         self._dsn = dsn
         self._here = here
-        self._log = log
-        self._rare_log = RateLimitedLog(log, RARE_SECONDS) if log is not None else None
-        self._failing_since: float | None = None
-        self._connecting = False
-        self._made: Connection | None = None
-        """A connection that was made, for the thread that listens."""
-        self._handover = threading.Lock()
-        """Guards ``_made``, so that no connection is lost between two threads."""
+        self._log = RateLimitedLog(log, RARE_SECONDS) if log is not None else None
+        self._attempt: Future[Connection] | None = None
+        """The connection that a thread makes."""
         self._connection: Connection | None = None
-        self._second = (float("-inf"), 0)
-        """The beginning of the second of the last notification, and the number of notifications since."""
         self._has_lock = False
-        self._retry_at = float("-inf")
-        self._warned = False
+        self._failing_since: float | None = None
+        self._retry_at = self._woken_at = float("-inf")
 
     @property
     def listening(self) -> bool:
@@ -112,97 +88,56 @@ class CommitListener:
         ``sleep``.
         """
         if self._connection is None:
-            with self._handover:
-                self._connection, self._made = self._made, None
-                if self._connection is None:
-                    self._begin_to_connect()
+            self._connect()
         if self._connection is not None and not self._has_lock:
-            self._has_lock = self._ask(b"select pg_catalog.pg_try_advisory_lock(%d, %d)" % LOCK)
+            self._has_lock = self._ask("select pg_catalog.pg_try_advisory_lock(%s, %s)")
         return self.listening
 
     def sleep(self, seconds: float) -> bool:
         """Wait for a notification for at most ``seconds``; return whether one arrived."""
-        connection = self._connection
+        connection, arrived = self._connection, False
         if connection is None:
             time.sleep(seconds)
             return False
         try:
             if _readable(connection, seconds):
                 connection.pgconn.consume_input()
-                return self._take_notifications(connection)
-        except NotificationFlood:
-            self._poll_through_flood()
+                while connection.pgconn.notifies():
+                    arrived = True
         except psycopg.Error:
             self._disconnect()
-        return False
+        if arrived:
+            time.sleep(max(0.0, self._woken_at + WAKE_SECONDS - time.monotonic()))
+            self._woken_at = time.monotonic()
+        return arrived
 
     def stop_listening(self) -> None:
         """Release the lock when there is work. It is kept over waits that end without a new event."""
         if self._has_lock:
             self._has_lock = False
-            self._ask(b"select pg_catalog.pg_advisory_unlock(%d, %d)" % LOCK)
+            self._ask("select pg_catalog.pg_advisory_unlock(%s, %s)")
 
     def close(self) -> None:
-        """Close the connection, which releases the lock."""
+        """Close the connection, which releases the lock, and make no other."""
+        self._dsn = None
         self._disconnect()
-        with self._handover:
-            self._dsn = None
-            self._connection, self._made = self._made, None
-        self._disconnect()
+        if self._attempt is not None:
+            self._attempt.add_done_callback(_close)
 
-    # -- the lock -------------------------------------------------------------------------------------------------
-
-    def _ask(self, statement: bytes) -> bool:
-        """Return the answer of a statement about the lock. Disconnect if there is none in time.
-
-        The driver would wait for the end of a statement that it has cancelled, however long notifications delay it.
-        """
-        if self._connection is None:
+    def _ask(self, statement: str) -> bool:
+        """Return the answer of a statement about the lock. Disconnect if there is none in time."""
+        connection = self._connection
+        if connection is None:
             return False
+        connection.until = until = time.monotonic() + LOCK_SECONDS
+        connection.give_up_at = lambda: until  # nothing waits for a cancellation
         try:
-            return self._answer(self._connection, statement, time.monotonic() + LOCK_SECONDS)
-        except NotificationFlood:
-            self._poll_through_flood()
+            row = connection.execute(cast(Any, statement), LOCK).fetchone()
         except (psycopg.Error, TimeoutError):
             self._retry_at = time.monotonic() + RETRY_SECONDS
             self._disconnect()
-        return False
-
-    def _answer(self, connection: Connection, statement: bytes, until: float) -> bool:
-        pgconn = connection.pgconn
-        pgconn.send_query(statement)
-        if pgconn.flush():
-            raise psycopg.OperationalError("the connection accepts no statement")
-        answer = False
-        while True:
-            while pgconn.is_busy():
-                if (left := until - time.monotonic()) <= 0:
-                    raise TimeoutError
-                _readable(connection, left)
-                pgconn.consume_input()
-                self._take_notifications(connection)
-            if (result := pgconn.get_result()) is None:
-                return answer
-            if result.status != ExecStatus.TUPLES_OK:
-                raise psycopg.OperationalError("the statement was refused")
-            answer = result.get_value(0, 0) == b"t"
-
-    def _take_notifications(self, connection: Connection) -> bool:
-        """Drop the notifications that were received; return whether there were any."""
-        found = False
-        while connection.pgconn.notifies():
-            found = True
-            now, (began, count) = time.monotonic(), self._second
-            self._second = (began, count + 1) if now - began < 1 else (now, 1)
-            if count >= FLOOD:
-                raise NotificationFlood
-        return found
-
-    def _poll_through_flood(self) -> None:
-        self._retry_at = time.monotonic() + FLOOD_POLL_SECONDS
-        self._disconnect()
-        if self._rare_log is not None:
-            self._rare_log.warning("database.notify_flood", polls_seconds=FLOOD_POLL_SECONDS)
+            return False
+        return bool(row and row[0])
 
     def _disconnect(self) -> None:
         connection, self._connection, self._has_lock = self._connection, None, False
@@ -211,58 +146,52 @@ class CommitListener:
 
     # -- connecting -----------------------------------------------------------------------------------------------
 
-    def _begin_to_connect(self) -> None:
-        """Make a connection in a thread, unless that is under way or it is too early after a failure."""
-        dsn = self._dsn
-        if dsn is None or self._connecting or time.monotonic() < self._retry_at:
-            return
-        self._connecting = True
+    def _connect(self) -> None:
+        """Take the connection that was made, or begin to make one unless it is too early after a failure."""
+        attempt = self._attempt
         try:
-            threading.Thread(target=self._connect, args=(dsn,), name="listen: connecting", daemon=True).start()
-        except RuntimeError as error:  # the process can start no thread
-            self._connecting = False
-            self._failed(str(error))
+            if attempt is not None and attempt.done():
+                self._attempt = None
+                self._connection, self._failing_since = attempt.result(), None
+            elif attempt is None and self._dsn is not None and time.monotonic() >= self._retry_at:
+                attempt = Future[Connection]()
+                threading.Thread(target=self._make, args=(self._dsn, attempt), name="listen", daemon=True).start()
+                self._attempt = attempt
+        except (*_ERRORS, RuntimeError) as error:  # or the process can start no thread
+            self._failed(error)
 
-    def _connect(self, dsn: Callable[[], str]) -> None:
-        """Make a connection, or let the next attempt be made later."""
+    def _make(self, dsn: Callable[[], str], attempt: Future[Connection]) -> None:
         try:
             connection = _connected(dsn(), SERVER_KEEPALIVE)
             try:
-                fix_settings(connection)
+                connection.add_notify_handler(lambda _: None)  # without one, psycopg keeps all of them
                 connection.execute("listen outbox")
-                expected = self._is_expected(connection)
+                self._check(connection)
             except BaseException:
                 connection.close()
                 raise
-            self._failing_since = None
-            with self._handover:
-                kept = expected and self._dsn is not None
-                if kept:
-                    self._made = connection
-            if not kept:
-                connection.close()
-                self._retry_at = time.monotonic() + WRONG_SECONDS
-        except (psycopg.Error, RelayError, TimeoutError) as error:
-            self._failed(_reason(error))
-        finally:
-            self._connecting = False
+            attempt.set_result(connection)
+        except BaseException as error:
+            attempt.set_exception(error)
 
-    def _failed(self, reason: str) -> None:
+    def _check(self, connection: Connection) -> None:
+        """Raise ``DatabaseUnusable`` unless a connection leads to the database whose log is read."""
+        if self._here is not None and database_identity(connection) != self._here():
+            raise DatabaseUnusable(WRONG_DATABASE)
+
+    def _failed(self, error: Exception) -> None:
         """Let the next attempt be made later. Log the reason if none has succeeded for a while."""
         now = time.monotonic()
-        self._retry_at = now + RETRY_SECONDS
+        is_wrong = str(error) == WRONG_DATABASE
+        self._retry_at = now + (WRONG_SECONDS if is_wrong else RETRY_SECONDS)
         if self._failing_since is None:
             self._failing_since = now
-        if self._rare_log is not None and now - self._failing_since >= FAILING_SECONDS:
-            self._rare_log.warning("database.not_listening", reason=reason)
-
-    def _is_expected(self, connection: Connection) -> bool:
-        """Return whether this connection leads to the database whose log is read."""
-        right = self._here is None or database_identity(connection) == self._here()
-        if not right and not self._warned and self._log is not None:
+        if self._log is None:
+            return
+        if is_wrong:
             self._log.warning("database.other_listened")
-            self._warned = True
-        return right
+        elif now - self._failing_since >= FAILING_SECONDS:
+            self._log.warning("database.not_listening", reason=_reason(error))
 
 
 def dsn_identity(dsn: str) -> DatabaseIdentity:
@@ -270,30 +199,23 @@ def dsn_identity(dsn: str) -> DatabaseIdentity:
     try:
         with _connected(dsn) as connection:
             return database_identity(connection)
-    except TimeoutError:
-        raise DatabaseUnavailable("the database did not answer in time") from None
-    except psycopg.Error as error:
+    except (psycopg.Error, TimeoutError) as error:
         raise explain(error) from None
 
 
 def _connected(dsn: str, more_options: str = "") -> Connection:
-    """Return a connection that keeps a session. Raises ``RelayError``, ``psycopg.Error`` or ``TimeoutError``."""
-    find_authorities(dsn)
+    """Return a connection that keeps a session. Raises ``RelayError``."""
     try:
-        connection = Connection.connect(direct(dsn, more_options), autocommit=True, **cast(Any, CONNECTION_DEFAULTS))
-    except psycopg.Error as error:
-        explained = explain(error, dsn)
-        raise (DatabaseUnusable(POOLED) if SET_POOLER in str(explained) else explained) from None
+        connection = connect(Connection, dsn, more_options=more_options)
+    except RelayError as error:
+        raise (DatabaseUnusable(POOLED) if SET_POOLER in str(error) else error) from None
     connection.until = time.monotonic() + CONNECT_SECONDS
-    keeps_session = False
-    try:
-        keeps_session = is_direct(connection)
-    finally:
-        if not keeps_session:
-            connection.close()
-    if not keeps_session:
-        raise DatabaseUnusable(POOLED)
     return connection
+
+
+def _close(attempt: Future[Connection]) -> None:
+    with suppress(BaseException):
+        attempt.result().close()
 
 
 def _reason(error: Exception) -> str:

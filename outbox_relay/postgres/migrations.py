@@ -15,25 +15,30 @@ from psycopg import errors
 from psycopg.rows import tuple_row
 
 from outbox_relay.domain.errors import ConfigurationError, DatabaseUnavailable, DatabaseUnusable, RelayError
-from outbox_relay.postgres.conninfo import find_authorities, parsed
+from outbox_relay.postgres.dsn import find_authorities, parsed
 from outbox_relay.postgres.errors import encoding_fault, explain
-from outbox_relay.postgres.schema_script import (
+from outbox_relay.postgres.schema import (
     LOCK_SECONDS,
     PROLOGUE,
+    SCHEMA_FOLDER,
+    SCHEMA_VERSION,
     Options,
     SchemaOptions,
-    ceiling_sql,
-    grant_sql,
+    fit,
+    migrations,
+    newest_version,
     options_sql,
     schema_options,
     upgrade_sql,
 )
-from outbox_relay.postgres.schema_versions import SCHEMA_FOLDER, SCHEMA_VERSION, fit, migrations, newest_version
 from outbox_relay.postgres.session_settings import CORRECTION
 
 CONNECT_SECONDS: Final = 10
 ATTEMPTS: Final = 3
 """Attempts to apply what is missing while other sessions create the schema or lock its tables in another order."""
+
+
+LEFT_OUT: Final = "its options were not applied, which needs the newer outbox-relay"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,16 +139,6 @@ def _connect(dsn: str) -> psycopg.Connection[tuple[Any, ...]]:
     return connection
 
 
-_SESSION: Final = """
-select set_config(name, value, true)
-  from (values ('client_min_messages', 'notice'), ('standard_conforming_strings', 'on')) settings (name, value)
-"""
-"""Settings that decide whether notices arrive and how strings are read, whatever their defaults.
-
-The second one counts for statements that are sent after it. The prologue sets the others.
-"""
-
-
 @dataclass(frozen=True, slots=True)
 class _Run:
     """One run of ``migrate`` on a connection."""
@@ -171,17 +166,18 @@ class _Run:
         raise AssertionError("unreachable")
 
     def _apply_once(self) -> MigrationResult:
-        self.connection.execute(_SESSION.encode())
+        self.connection.execute("set local client_min_messages = notice")
+        self.connection.execute("set local standard_conforming_strings = on")  # counts for what is sent after it
         self.connection.execute(PROLOGUE.encode())
         before, min_relay = self._found()
         newest = newest_version(self.folder)
         if before > newest:
             if problem := fit(before, min_relay, ours=newest):
                 raise DatabaseUnusable(problem)
-            return MigrationResult(before, before, notes=_left_out(self.options))
-        for statements in upgrade_sql(before, self.folder):
+            left_out = self.options != SchemaOptions()
+            return MigrationResult(before, before, notes=(LEFT_OUT,) if left_out else ())
+        for statements in (*upgrade_sql(before, self.folder), *options_sql(self.options, self.folder)):
             self.connection.execute(statements.encode())
-        self._apply_options()
         applied = tuple(step.name for step in migrations(self.folder) if step.version > before > 0)
         granted = self._granted(all_of_them=before < newest)
         debezium, max_payload_bytes = self.options.debezium, self.options.max_payload_bytes
@@ -204,20 +200,6 @@ class _Run:
         row = self.connection.execute("select schema_version, min_relay from outbox.meta").fetchone()
         return row or (0, 0)
 
-    def _apply_options(self) -> None:
-        for kind, role in self.options.grants:
-            self._record_grant(kind, role)
-        if self.options.max_payload_bytes is not None:
-            self.connection.execute(ceiling_sql(self.options.max_payload_bytes).encode())
-        for statements in options_sql(self.options, self.folder):
-            self.connection.execute(statements.encode())
-
-    def _record_grant(self, kind: str, role: str) -> None:
-        try:
-            self.connection.execute(grant_sql(kind, role).encode())
-        except errors.UndefinedObject:
-            raise DatabaseUnusable(f'role "{role}" does not exist: create it first; nothing was changed') from None
-
     def _granted(self, *, all_of_them: bool) -> tuple[str, ...]:
         recorded = self.connection.execute(
             "select kind, role_name::text from outbox.grantee order by kind, role_name"
@@ -226,21 +208,9 @@ class _Run:
         return tuple(f"{kind} to {role}" for kind, role in recorded if all_of_them or (kind, role) in wanted)
 
 
-def _left_out(options: SchemaOptions) -> tuple[str, ...]:
-    """Return a line for each option that cannot be applied to a newer schema."""
-    lost = [f"not granted, which needs the newer outbox-relay: {kind} to {role}" for kind, role in options.grants]
-    if options.max_payload_bytes is not None:
-        lost.append("not set, which needs the newer outbox-relay: the ceiling of payloads")
-    if options.debezium:
-        lost.append("not made, which needs the newer outbox-relay: outbox.adopt_debezium")
-    if options.revoke_others:
-        lost.append("not revoked, which needs the newer outbox-relay: privileges of others")
-    if options.role_settings:
-        lost.append("not set, which needs the newer outbox-relay: defaults of relays' roles")
-    return tuple(lost)
-
-
 def _explain(error: psycopg.Error) -> RelayError:
+    if error.sqlstate == errors.UndefinedObject.sqlstate:
+        return DatabaseUnusable(f"{error.diag.message_primary}: create it first; nothing was changed")
     if error.sqlstate == errors.InsufficientPrivilege.sqlstate:
         return DatabaseUnusable(
             f"the database says: {error.diag.message_primary} ({error.sqlstate}): run migrate as the owner of schema "

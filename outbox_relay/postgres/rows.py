@@ -1,152 +1,42 @@
-"""Values that the store takes and returns, apart from events and positions."""
+"""Rows of deliveries: settlements, claims and their outcomes, and windows that become rows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from outbox_relay.domain.attempts import AttemptRecord
+from outbox_relay.domain.errors import LeaseLost
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import Attempt
-from outbox_relay.domain.sink_limits import SinkLimits
-from outbox_relay.domain.window import Tick
+from outbox_relay.domain.window import Position, WindowSlice
+from outbox_relay.postgres.database import Database
+from outbox_relay.postgres.log import MOST_PAYLOAD
+from outbox_relay.postgres.parameters import PositionColumns, array_text, attempt_json, columns, record_columns
 
-MOST_PAYLOAD = 1 << 30
-"""More bytes than any payload has, so that only the ceiling of the schema applies."""
+COUNT_SECONDS: Final = 2.0
+"""Longest wait for a count of rows, which the loop of a sink waits for before it delivers."""
 
 
 @dataclass(frozen=True, slots=True)
-class TickResult:
-    """A tick with the server's incarnation, and its clock.
+class RowUpdate:
+    """The update of a leased row that was not delivered.
 
-    ``config_versions`` counts changes of the configuration and of positions. It is higher after each of them.
+    ``attempts`` is the new count. ``state`` and ``due_in`` (seconds) are left unchanged if they are None. ``record`` is
+    the attempt to be recorded, if any.
     """
 
-    tick: Tick
-    incarnation: str
-    now: datetime
-    config_versions: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class WindowRequest:
-    """The window that a session reads next: events of ``shards`` and ``types``, from the tick ``a`` on.
-
-    ``types`` are SQL LIKE patterns. Ids up to ``floor`` are of an older numbering. A window of more than ``most_ids``
-    ids is not read. ``most_events`` and ``most_bytes``, not counting the last event, limit the latecomers and the other
-    events, each. A larger payload than ``most_payload`` bytes is not returned. With ``most_size``, the other events are
-    read up to the first one that has more bytes, and ``most_bytes`` does not limit them.
-    """
-
-    a: Tick
-    floor: int
-    shards: frozenset[int]
-    types: Sequence[str] | None
-    most_ids: int = 4_000
-    most_events: int = 1_000
-    most_bytes: int = 1 << 20
-    most_payload: int = 256 << 10
-    most_size: int | None = None
-
-
-class WindowRead(NamedTuple):
-    """The events of a requested window up to the tick ``b``, in id order.
-
-    They are all, or those with ids up to ``upto``. Without ``usable``, the window must be read in the usual way. If it
-    ``is_cut``, it ends before an event that was not small.
-    """
-
-    request: WindowRequest
-    b: Tick
-    events: list[StoredEvent]
-    upto: int | None
-    usable: bool = True
-    is_cut: bool = False
-
-    @property
-    def empty(self) -> bool:
-        """True if the window has no events."""
-        return self.usable and not self.events and self.upto is None
-
-
-class Look(NamedTuple):
-    """A tick, the events of the requested window if they were read, and the duration of the round trip in seconds."""
-
-    result: TickResult
-    window: WindowRead | None
-    seconds: float
-
-
-class Claimed(NamedTuple):
-    """A shard that this relay owns.
-
-    ``crashes`` is the number of times its lease expired since its position last advanced.
-    """
-
-    shard: int
-    epoch: int
-    crashes: int
-
-
-class SinkRow(NamedTuple):
-    """The state of a sink in the database.
-
-    ``patterns`` are those of ``generation``. ``in_flight_limit`` is the concurrency of a relay after the destination
-    requested less; None means the configured maximum. ``owned`` is the number of shards that other relays own.
-    ``last_error_open`` is False if there is no last error, or if it is recorded that it is over. ``probes`` is the
-    number of requests by people to probe the destination now. ``claim`` is the setting of ``generation``. The three
-    after it are as in ``SinkLimits``. ``start`` is "beginning" or "now": where the sink began; None for a replay.
-    """
-
-    name: str
-    generation: int
-    paused: bool
-    circuit: str
-    in_flight_limit: int | None
-    owned: int
-    patterns: Sequence[str]
-    last_error_open: bool = False
-    probes: int = 0
-    claim: str = "log"
-    rate_per_second: float | None = None
-    max_in_flight_total: int | None = None
-    spread_seconds: float | None = None
-    start: str | None = None
-
-    @property
-    def limits(self) -> SinkLimits:
-        """The limits across all relays."""
-        return SinkLimits(self.rate_per_second, self.max_in_flight_total, self.spread_seconds)
-
-
-class ScheduledPlace(NamedTuple):
-    """A place in the order in which scheduled events enter the log: the text of a time of the database, and an id."""
-
-    time: str
     id: int
-
-
-class Entries(NamedTuple):
-    """The entry of scheduled events into the log.
-
-    ``entered`` is their number, or None while another session lets events enter. ``last`` is the place of the last one,
-    and ``due_in`` the seconds until the next one is due; None if there is none.
-    """
-
-    entered: int | None
-    last: ScheduledPlace | None
-    due_in: float | None
-
-
-class RelayRank(NamedTuple):
-    """The number of live relays that serve a sink, and the number of them with an id below this relay's."""
-
-    sink: str
-    relays: int
-    before: int
+    lease: UUID
+    attempts: int
+    state: str | None = None
+    due_in: float | None = None
+    error: str | None = None
+    status: int | None = None
+    attempt: Attempt | None = None
+    record: AttemptRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,20 +100,331 @@ class DeliveredRow(NamedTuple):
     record: AttemptRecord | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RowUpdate:
-    """The update of a leased row that was not delivered.
+class ParkedWindow(NamedTuple):
+    """The rows that were made of a slice of a window.
 
-    ``attempts`` is the new count. ``state`` and ``due_in`` (seconds) are left unchanged if they are None. ``record`` is
-    the attempt to be recorded, if any.
+    ``upto`` is the last id that was read, or None if the slice was read completely. ``shards`` are those whose
+    positions were written. ``dead`` of the ``rows`` can never be delivered. ``due_in`` is the number of seconds until
+    the first of the rows that are not due is.
     """
 
-    id: int
-    lease: UUID
-    attempts: int
-    state: str | None = None
-    due_in: float | None = None
-    error: str | None = None
-    status: int | None = None
-    attempt: Attempt | None = None
-    record: AttemptRecord | None = None
+    upto: int | None
+    shards: Sequence[int]
+    rows: int
+    dead: int
+    due_in: float | None
+
+
+class QueueClaim(NamedTuple):
+    """Rows that were claimed from a queue, and where the next walk over tenants begins.
+
+    ``unfinished`` is True if no row was found, and a bound ended the search.
+    """
+
+    rows: list[ClaimedRow]
+    walk_end: str | None
+    unfinished: bool = False
+
+
+class RowStatements(Database):
+    """Settlements, and the rows of ``delivery``. ``server`` as in ``LogStatements``."""
+
+    def settle(
+        self,
+        sink: str,
+        owner: UUID,
+        positions: Mapping[int, tuple[int, Position]],
+        rows: Sequence[NewRow],
+        epochs: Mapping[int, int],
+        *,
+        records: Sequence[AttemptRecord] = (),
+        relay: str | None = "",
+        server: str | None = None,
+    ) -> None:
+        """Write ``positions`` (shard → epoch, position) and ``rows``, all or none.
+
+        The rows are fenced: ``owner`` must still own each of their shards at its epoch of ``epochs``. The records of
+        the rows and ``records``, of events without a row, are written with them under the name of the ``relay``; none
+        of them if that is None.
+
+        Raises ``LeaseLost``, with nothing written, if it does not.
+        """
+        at = list(dict.fromkeys(position for _, position in positions.values()))
+        places = {position: place for place, position in enumerate(at, 1)}
+        parameters = {
+            "sink": sink,
+            "owner": owner,
+            "server": server,
+            "shards": array_text(positions),
+            "epochs": array_text(epoch for epoch, _ in positions.values()),
+            "places": array_text(places[position] for _, position in positions.values()),
+            **columns("position_", PositionColumns._fields, [PositionColumns.of(position) for position in at]),
+            **settled_rows(rows, epochs, records, relay),
+        }
+        if not self.value("settle", parameters):
+            raise LeaseLost(f"sink {sink}: a shard with rows to settle has another owner")
+
+    # -- blocked keys -----------------------------------------------------------------------------------------
+
+    def blocked_keys(
+        self, sink: str, shards: Iterable[int], hold: bool, *, server: str | None = None
+    ) -> tuple[list[tuple[str, int]], bool]:
+        """Return the keys of these shards, as (key, shard), with rows that are to be delivered in order.
+
+        With ``hold``, also return True if the sink has dead rows that block their keys. Those keys are not listed, and
+        the rows may be of any shard.
+        """
+        parameters = {"sink": sink, "shards": list(shards), "hold": hold, "server": server}
+        blocked = self.named("blocked_keys", parameters)
+        keys = [(row.key, row.shard) for row in blocked if row.key is not None]
+        return keys, len(keys) < len(blocked)
+
+    def still_blocked(self, sink: str, keys: Sequence[str], hold: bool, *, server: str | None = None) -> set[str]:
+        """Return those of ``keys`` that still have such rows."""
+        parameters = {"sink": sink, "keys": keys, "hold": hold, "server": server}
+        return {row.key for row in self.named("still_blocked", parameters)}
+
+    def held_keys(self, sink: str, after: str | None, most: int) -> list[str]:
+        """Return the next keys with held rows after ``after`` (None: from the first one), at most ``most``."""
+        return [row.key for row in self.named("held_keys", {"sink": sink, "after": after, "most": most})]
+
+    # -- discard marks ----------------------------------------------------------------------------------------
+
+    def highest_discarded(self, sink: str, *, server: str | None = None) -> int | None:
+        """Return the highest id of an event that was discarded; None if there is none."""
+        return self.value("highest_discarded", {"sink": sink, "server": server})
+
+    def discarded(self, sink: str, events: Sequence[tuple[int, UUID]], *, server: str | None = None) -> set[int]:
+        """Return the ids of those events, each an id and a uid, that were discarded."""
+        parameters = {"sink": sink, "ids": [e[0] for e in events], "uids": [e[1] for e in events], "server": server}
+        return {row.id for row in self.named("discarded", parameters)}
+
+    # -- windows that become rows -----------------------------------------------------------------------------
+
+    def park_window(
+        self,
+        sink: str,
+        owner: UUID,
+        epochs: Mapping[int, int],
+        types: Sequence[str] | None,
+        start: Position,
+        end: Position,
+        piece: WindowSlice,
+        rows: int,
+        payload_bytes: int,
+        *,
+        fair: bool = False,
+        reason: str | None = None,
+        server: str | None = None,
+    ) -> ParkedWindow:
+        """Make rows of the next events of ``piece``, and move the positions of their shards, or neither.
+
+        ``epochs`` (shard → epoch) fence the shards that are read. ``end`` is the position after the whole slice of the
+        window at ``start``. With ``fair``, tenants take turns in claims. With ``reason``, the rows are dead for it.
+
+        Raises ``LeaseLost``, with nothing written, if a shard has another owner or epoch.
+        """
+        parameters = {
+            "sink": sink,
+            "owner": owner,
+            "server": server,
+            "fair": fair,
+            "reason": reason,
+            "shards": list(epochs),
+            "epochs": list(epochs.values()),
+            "types": None if types is None else list(types),
+            **PositionColumns.of(start)._asdict(),
+            **{f"end_{name}": value for name, value in PositionColumns.of(end)._asdict().items()},
+            "late": piece.late,
+            "after": piece.after,
+            "upto": piece.upto,
+            "rows": rows,
+            "bytes": payload_bytes,
+        }
+        [row] = self.named("park_window", parameters)
+        if not row.mine:
+            raise LeaseLost(f"sink {sink}: a shard whose events were to become rows has another owner")
+        return ParkedWindow(row.upto, row.passed, row.parked, row.dead, row.due_in)
+
+    # -- claims -----------------------------------------------------------------------------------------------
+
+    def claim_rows(
+        self,
+        sink: str,
+        owner: UUID,
+        lease: UUID,
+        lease_seconds: float,
+        rows: int,
+        payload_bytes: int,
+        *,
+        hold: bool,
+        keys: Sequence[str] = (),
+        suspects: bool = False,
+        with_followers: bool = False,
+        most_payload: int = MOST_PAYLOAD,
+        after: RowPlace | None = None,
+    ) -> list[ClaimedRow]:
+        """Claim rows that are due, in id order: see ``outbox_internal.claim_rows`` in the schema.
+
+        With ``after``, rows that wait are only found behind that place.
+        """
+        parameters = {
+            **_claim(sink, owner, lease, lease_seconds, rows, payload_bytes, most_payload),
+            "hold": hold,
+            "keys": list(keys),
+            "suspects": suspects,
+            "with_followers": with_followers,
+            "after_due": after and after.due,
+            "after_id": after and after.id,
+        }
+        return [_claimed(row) for row in self.named("claim_rows", parameters)]
+
+    def claim_queued(
+        self,
+        sink: str,
+        owner: UUID,
+        lease: UUID,
+        lease_seconds: float,
+        rows: int,
+        payload_bytes: int,
+        *,
+        most_payload: int = MOST_PAYLOAD,
+        fair: bool = False,
+        after: str | None = None,
+    ) -> QueueClaim:
+        """Claim rows in the order in which they are to be delivered: see ``outbox_internal.claim_queued``."""
+        parameters = _claim(sink, owner, lease, lease_seconds, rows, payload_bytes, most_payload)
+        claimed = self.named("claim_queued", {**parameters, "fair": fair, "after": after})
+        if not claimed:
+            return QueueClaim([], after)
+        first = claimed[0]
+        if first.shard < 0:
+            return QueueClaim([], first.walk_end, unfinished=first.place > 0)
+        return QueueClaim([_claimed(row) for row in claimed], first.walk_end)
+
+    def extend_leases(self, sink: str, rows: Sequence[tuple[int, UUID, float]]) -> set[int]:
+        """Let the leases of rows, each an id, a lease and seconds from now, end later; return the ids of valid ones."""
+        ids, leases, seconds = zip(*rows, strict=True) if rows else ((), (), ())
+        parameters = {"ids": array_text(ids), "leases": array_text(leases), "seconds": array_text(seconds)}
+        return {row.id for row in self.named("extend_leases", {"sink": sink, **parameters})}
+
+    def row_payload(self, sink: str, event_id: int, lease: UUID) -> tuple[bytes | None, str | None] | None:
+        """Return the payload of a row that is under ``lease``, or the fault of one above the ceiling of the schema.
+
+        None if there is no such row, or it has no payload.
+        """
+        return next(iter(self.named("row_payload", {"sink": sink, "id": event_id, "lease": lease})), None)
+
+    def count_parked(self, sink: str, most: int, *, trouble: bool) -> tuple[int, bool]:
+        """Count the rows of the sink that are to be delivered, up to ``most`` with and ``most`` without an order.
+
+        With ``trouble``, also return whether one of them returned without a counted attempt, so that it waits for a
+        part of the destination.
+        """
+        parameters = {"sink": sink, "most": most, "trouble": trouble}
+        return self.named("count_parked", parameters, deadline=COUNT_SECONDS)[0]
+
+    def count_queued(self, sink: str, after: int, most: int) -> tuple[int, int]:
+        """Count rows that are to be delivered with ids above ``after``, up to ``most``; also return the last id."""
+        return self.named("count_queued", {"sink": sink, "after": after, "most": most})[0]
+
+    # -- leases that end without an outcome -------------------------------------------------------------------
+
+    def give_rows_back(self, sink: str, owner: UUID) -> int:
+        """End the leases of rows that ``owner`` claimed and no longer delivers; return their number."""
+        return self.value("give_rows_back", {"sink": sink, "owner": owner})
+
+    def give_leases_back(self, sink: str, leases: Sequence[UUID]) -> int:
+        """End these leases of rows that were claimed and not tried; return the number of rows."""
+        return self.value("give_leases_back", {"sink": sink, "leases": list(leases)})
+
+    def give_claimed_back(self, sink: str, rows: Iterable[tuple[int, UUID]]) -> int:
+        """End the leases of claimed rows, each an id and a lease, that are not delivered; return their number."""
+        given = list(rows)
+        parameters = {"sink": sink, "ids": [row[0] for row in given], "leases": [row[1] for row in given]}
+        return self._do("give_claimed_back", parameters)
+
+    def give_queued_back(self, sink: str, owner: UUID, leases: Sequence[UUID]) -> int:
+        """End these leases of claims that were not answered; return the number of rows.
+
+        Rows that are far behind in the queue keep their leases until these lapse.
+        """
+        return self.value("give_queued_back", {"sink": sink, "owner": owner, "leases": list(leases)})
+
+    # -- outcomes ---------------------------------------------------------------------------------------------
+
+    def delete_rows(
+        self, sink: str, done: Sequence[DeliveredRow], *, relay: str | None = "", only_tried: bool = False
+    ) -> dict[int, bool]:
+        """Delete delivered rows; return the ids of those whose lease was still valid.
+
+        The value of an id is True if its row had a key and a row of that key is left to be delivered in order.
+
+        Their records are written under the name of the ``relay``, none if that is None; with ``only_tried``, only of
+        events tried before.
+        """
+        parameters = {
+            "sink": sink,
+            "relay": relay,
+            "only_tried": only_tried,
+            **columns("row_", ("id", "lease"), done),
+            **record_columns([row.record if relay is not None else None for row in done]),
+        }
+        return dict(self.named("delete_rows", parameters))
+
+    def update_rows(self, sink: str, updates: Sequence[RowUpdate], *, relay: str | None = "") -> set[int]:
+        """Update rows that were not delivered and end their leases; return the ids of those that were still leased.
+
+        Their records are written under the name of the ``relay``, none if that is None.
+        """
+        parameters = {
+            "sink": sink,
+            "relay": relay,
+            **_outcomes(updates),
+            **record_columns([row.record if relay is not None else None for row in updates]),
+        }
+        return {row.id for row in self.named("update_rows", parameters)}
+
+
+def settled_rows(
+    rows: Sequence[NewRow], epochs: Mapping[int, int], records: Sequence[AttemptRecord], relay: str | None
+) -> dict[str, Any]:
+    """Return new rows, the epochs that fence them, and the records of a settlement as its parameters."""
+    fence = sorted({row.shard for row in rows})
+    recorded = [*(row.record for row in rows if row.record is not None), *records] if relay is not None else []
+    return {
+        **_outcomes(rows),
+        **columns("row_", ("ordered", "claims", "lease_for"), rows),
+        "fence_shards": array_text(fence),
+        "fence_epochs": array_text(epochs.get(shard, -1) for shard in fence),
+        "relay": relay,
+        **record_columns(recorded),
+    }
+
+
+def _outcomes(rows: Sequence[NewRow] | Sequence[RowUpdate]) -> dict[str, str]:
+    """Return the columns that new and changed rows have in common."""
+    return {
+        **columns("row_", ("id", "lease", "state", "due_in", "attempts", "error", "status"), rows),
+        "row_last_attempt": array_text(attempt_json(row.attempt) for row in rows),
+    }
+
+
+def _claim(
+    sink: str, owner: UUID, lease: UUID, lease_seconds: float, rows: int, payload_bytes: int, most_payload: int
+) -> dict[str, Any]:
+    """Return the parameters that all claims have."""
+    return {
+        "sink": sink,
+        "owner": owner,
+        "lease": lease,
+        "lease_for": lease_seconds,
+        "rows": rows,
+        "bytes": payload_bytes,
+        "most_payload": most_payload,
+    }
+
+
+def _claimed(row: Any) -> ClaimedRow:
+    event = len(StoredEvent._fields)
+    return ClaimedRow(StoredEvent(*row[:event]), *row[event : event + len(ClaimedRow._fields) - 1])

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from outbox_relay.postgres.delivery_statements import DeliveryStatements
-from outbox_relay.postgres.figure_statements import FigureStatements
-from outbox_relay.postgres.log_statements import LogStatements
-from outbox_relay.postgres.queue_statements import QueueStatements
-from outbox_relay.postgres.replay_statements import ReplayStatements
-from outbox_relay.postgres.retention_statements import RetentionStatements
-from outbox_relay.postgres.schedule_statements import ScheduleStatements
-from outbox_relay.postgres.shard_statements import ShardStatements
-from outbox_relay.postgres.sink_statements import SinkStatements
+from outbox_relay.postgres.log import LogStatements
+from outbox_relay.postgres.replays import ReplayStatements
+from outbox_relay.postgres.retention import RetentionStatements
+from outbox_relay.postgres.rows import RowStatements
+from outbox_relay.postgres.schedules import ScheduleStatements
+from outbox_relay.postgres.shards import ShardStatements
+from outbox_relay.postgres.sinks import SinkStatements
 
 
 class Store(
     LogStatements,
     SinkStatements,
     ShardStatements,
-    DeliveryStatements,
-    QueueStatements,
+    RowStatements,
     ReplayStatements,
     RetentionStatements,
-    FigureStatements,
     ScheduleStatements,
 ):
     """All statements of the relay on one pool of connections. See ``Database`` for the errors of every call."""

@@ -16,8 +16,8 @@ from typing import Any
 from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.errors import RelayError, StatementFailed
-from outbox_relay.domain.rate_limited_log import RateLimitedLog
-from outbox_relay.postgres.rows import ScheduledPlace
+from outbox_relay.domain.log_events import RateLimitedLog
+from outbox_relay.postgres.schedules import ScheduledPlace
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.schedules import Schedules
 

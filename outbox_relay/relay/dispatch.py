@@ -10,7 +10,7 @@ from uuid import UUID
 
 from outbox_relay.domain.event import DELIVER_AT, FAULT, StoredEvent
 from outbox_relay.domain.in_flight import Chunk
-from outbox_relay.domain.outcomes import Delivered, Unavailable, Verdict, next_attempt
+from outbox_relay.domain.outcomes import Delivered, Unavailable, Verdict
 from outbox_relay.postgres.rows import ClaimedRow
 from outbox_relay.relay.calls import LogWork, Permit, RowWork, SentCall, new_row_lease
 from outbox_relay.relay.outcomes import LEASE_MARGIN_SECONDS, SUSPECT_CRASHES, Outcomes
@@ -294,7 +294,7 @@ class Dispatcher:
             self._rows.appendleft(RowWork(work.rows[most:], work.until))
             work = RowWork(work.rows[:most], work.until)
         self._row_calls += 1
-        attempt = next_attempt(work.rows[0].attempts)
+        attempt = work.rows[0].attempts + 1
         call = SentCall(work.events, work.until, attempt, self._parts.clock.monotonic(), permit=permit, work=(work,))
         # The leases began with the claim, ``LEASE_MARGIN_SECONDS`` before ``until``, and last for two of them more.
         self._watch(call, work.until + self._sink.timeout_seconds + LEASE_MARGIN_SECONDS)

@@ -11,11 +11,11 @@ from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.errors import RelayError
 from outbox_relay.domain.event import SHARDS
-from outbox_relay.domain.lease_clock import lease_clock
-from outbox_relay.domain.rate_limited_log import RateLimitedLog
+from outbox_relay.domain.log_events import RateLimitedLog
 from outbox_relay.domain.routing import SinkRoutes
 from outbox_relay.domain.sink_limits import NO_LIMITS, SinkLimits
-from outbox_relay.postgres.rows import Claimed
+from outbox_relay.domain.times import lease_clock
+from outbox_relay.postgres.shards import Claimed
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.sink_leases import Lease, SinkLeases
 

@@ -6,10 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+from outbox_relay.domain.circuit import Troubles
 from outbox_relay.domain.errors import StatementFailed
 from outbox_relay.domain.event import SHARDS
 from outbox_relay.domain.sink_limits import TokenBucket, in_flight_share
-from outbox_relay.domain.troubles import Troubles
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.sink_leases import SinkLeases
 from outbox_relay.relay.sink_spec import SinkSpec

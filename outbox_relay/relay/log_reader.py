@@ -19,7 +19,7 @@ from outbox_relay.domain.errors import HandedOver, IncarnationChanged, LeaseLost
 from outbox_relay.domain.event import FAULT, StoredEvent, cut_unread, max_wire_bytes, pop_scan_end
 from outbox_relay.domain.in_flight import Chunk, InFlight, ShardGroup
 from outbox_relay.domain.window import Position, ScanStep, Tick, WindowSlice, next_slice, position_after
-from outbox_relay.postgres.rows import MOST_PAYLOAD, TickResult, WindowRead, WindowRequest
+from outbox_relay.postgres.log import MOST_PAYLOAD, TickResult, WindowRead, WindowRequest
 from outbox_relay.relay.dispatch import Dispatcher
 from outbox_relay.relay.earlier_outcomes import EarlierOutcomes
 from outbox_relay.relay.keeper import Keeper
@@ -352,8 +352,6 @@ class LogReader:
                 return
             events, end = found
             deliverable = self._earlier_outcomes.screen(events)
-            if self._spec.tenants:
-                deliverable = self._store.with_tenants(deliverable)
         except StatementFailed as error:
             if error.sqlstate == StatementFailed.NO_CONNECTION:  # its turn comes; no event is the reason
                 return

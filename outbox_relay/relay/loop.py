@@ -21,8 +21,8 @@ from outbox_relay.domain.errors import (
     StatementFailed,
 )
 from outbox_relay.domain.in_flight import InFlight
-from outbox_relay.domain.rate_limited_log import RateLimitedLog
-from outbox_relay.postgres.rows import TickResult
+from outbox_relay.domain.log_events import RateLimitedLog
+from outbox_relay.postgres.log import TickResult
 from outbox_relay.relay.dispatch import Dispatcher
 from outbox_relay.relay.earlier_outcomes import EarlierOutcomes
 from outbox_relay.relay.keeper import Keeper

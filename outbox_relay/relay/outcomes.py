@@ -17,7 +17,6 @@ from outbox_relay.domain.circuit import Circuit
 from outbox_relay.domain.errors import LeaseLost
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.in_flight import BlockedKeys, Chunk
-from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import (
     DELIVERED,
     Attempt,
@@ -34,8 +33,8 @@ from outbox_relay.domain.outcomes import (
     clip,
     decide,
 )
-from outbox_relay.domain.retry import requested_delay
 from outbox_relay.domain.sink_limits import spread_of
+from outbox_relay.domain.times import lease_clock
 from outbox_relay.postgres.rows import ClaimedRow, NewRow, RowUpdate
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.calls import Permit, SentCall
@@ -267,7 +266,7 @@ class Outcomes:
 
     def _unavailable(self, event: StoredEvent, verdict: Unavailable, permit: Permit) -> None:
         policy = self.parts.spec.settings.retry
-        retry_after = requested_delay(verdict.retry_after_seconds, policy, self.parts.clock.noise())
+        retry_after = policy.requested_delay(verdict.retry_after_seconds, self.parts.clock.noise())
         if verdict.gone:
             self.gone = verdict.reason
             retry_after = max(retry_after, GONE_SECONDS)

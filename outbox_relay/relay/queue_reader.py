@@ -9,7 +9,7 @@ from __future__ import annotations
 from outbox_relay.domain.errors import DatabaseUnusable, StatementFailed
 from outbox_relay.domain.in_flight import Chunk, ShardGroup
 from outbox_relay.domain.window import Position, WindowSlice, position_after
-from outbox_relay.postgres.rows import WindowRequest
+from outbox_relay.postgres.log import WindowRequest
 from outbox_relay.relay.log_reader import (
     AGAIN_SECONDS,
     IDS_PER_READ,

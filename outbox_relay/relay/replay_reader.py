@@ -19,7 +19,8 @@ from outbox_relay.domain.errors import LeaseLost
 from outbox_relay.domain.event import ID, StoredEvent, pop_passed_by
 from outbox_relay.domain.in_flight import Chunk, ShardGroup
 from outbox_relay.domain.window import BEGINNING, EVERYTHING, MAX_ID, Position, Tick, WindowSlice
-from outbox_relay.postgres.rows import MOST_PAYLOAD, NewRow, WindowRequest
+from outbox_relay.postgres.log import MOST_PAYLOAD, WindowRequest
+from outbox_relay.postgres.rows import NewRow
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.log_reader import NEVER, REST_SECONDS, Answer, LogReader
 from outbox_relay.relay.sink_spec import ReplaySpec

@@ -9,8 +9,8 @@ from structlog.stdlib import BoundLogger
 from outbox_relay.domain.circuit import PAUSE_AFTER_SECONDS
 from outbox_relay.domain.errors import DatabaseUnusable, PositionsMissing, RelayError, StatementFailed
 from outbox_relay.domain.event import StoredEvent
+from outbox_relay.domain.log_events import RateLimitedLog
 from outbox_relay.domain.outcomes import Attempt, clip
-from outbox_relay.domain.rate_limited_log import RateLimitedLog
 from outbox_relay.formats.trace_context import trace_id
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.outcomes import Outcomes

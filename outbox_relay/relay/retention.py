@@ -10,7 +10,7 @@ from uuid import UUID
 
 from structlog.stdlib import BoundLogger
 
-from outbox_relay.postgres.retention_statements import Pass, Person
+from outbox_relay.postgres.retention import Pass, Person
 from outbox_relay.postgres.store import Store
 from outbox_relay.retention.passes import Archiver, Outcome, RetentionPass, Stopped, run_pass
 
@@ -55,8 +55,7 @@ class Retention:
         self._pass_seconds = pass_seconds
         self._stopping = stopping
         self._held = False
-        self._failures: dict[str, str] = {}
-        self._left: dict[str, tuple[str, int]] = {}
+        self._notes: dict[str, tuple[str, int]] = {}
         self._passes = 0
         self._pauses = 1
 
@@ -80,8 +79,7 @@ class Retention:
             granted,
             self._archiver,
             self._log,
-            failures=self._failures,
-            left=self._left,
+            notes=self._notes,
             stopping=self._stopping,
         )
         outcome = retention.run(drop=self._passes % DROP_EVERY == 1)

@@ -14,7 +14,8 @@ from uuid import UUID
 
 from outbox_relay.domain.errors import StatementFailed
 from outbox_relay.domain.event import max_wire_bytes
-from outbox_relay.postgres.rows import MOST_PAYLOAD, ClaimedRow, RowPlace
+from outbox_relay.postgres.log import MOST_PAYLOAD
+from outbox_relay.postgres.rows import ClaimedRow, RowPlace
 from outbox_relay.relay.calls import new_row_lease
 from outbox_relay.relay.dispatch import MOST_ROWS
 from outbox_relay.relay.outcomes import LEASE_MARGIN_SECONDS, Outcomes
@@ -106,7 +107,7 @@ class Rows:
         """The leases of claimed rows without a written outcome, by id, of a queue: no index finds them."""
         self.extended: dict[int, float] = {}
         """The ends of extended leases of rows in flight, as of the sink."""
-        self._tenant: str | None = None
+        self._walk_end: str | None = None
         self._unfinished = self._turn = 0
 
     # -- when -----------------------------------------------------------------------------------------------------
@@ -273,7 +274,7 @@ class Rows:
         most_payload = 0 if size.bare else MOST_PAYLOAD
         if parts.spec.queued and not suspects:
             return self._fetch_queued(who, most_payload)
-        claimed = self._store.claim_rows(
+        return self._store.claim_rows(
             *who,
             hold=parts.spec.hold,
             keys=heads,
@@ -282,20 +283,14 @@ class Rows:
             most_payload=most_payload,
             after=after,
         )
-        if not parts.spec.tenants:
-            return claimed
-        events = self._store.with_tenants([row.event for row in claimed])
-        return [row._replace(event=event) for row, event in zip(claimed, events, strict=True)]
 
     def _fetch_queued(self, who: tuple[str, UUID, UUID, float, int, int], most_payload: int) -> list[ClaimedRow]:
         """Claim by priority, or by turns of tenants. Rows that were made under another ``fair_by`` have turns too."""
         spec = self._parts.spec
         self._turn = (self._turn + 1) % OTHER_TURNS
         for fair in (spec.fair,) if self._turn else (not spec.fair, spec.fair):
-            claim = self._store.claim_queued(
-                *who, most_payload=most_payload, fair=fair, after_tenant=self._tenant, tenants=spec.tenants
-            )
-            self._tenant = claim.tenant
+            claim = self._store.claim_queued(*who, most_payload=most_payload, fair=fair, after=self._walk_end)
+            self._walk_end = claim.walk_end
             self._unfinished = self._unfinished + 1 if claim.unfinished else 0
             if claim.rows:
                 return claim.rows

@@ -21,8 +21,8 @@ from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.cron import LATE, firing, next_time
 from outbox_relay.domain.errors import DatabaseUnavailable, RelayError, SessionReset
-from outbox_relay.domain.rate_limited_log import RateLimitedLog
-from outbox_relay.postgres.schedule_statements import OtherGeneration, ScheduleRow
+from outbox_relay.domain.log_events import RateLimitedLog
+from outbox_relay.postgres.schedules import OtherGeneration, ScheduleRow
 from outbox_relay.postgres.store import Store
 
 LOOK_SECONDS = 1.0

@@ -19,7 +19,8 @@ from structlog.stdlib import BoundLogger
 from outbox_relay.domain.event import SHARDS
 from outbox_relay.domain.routing import SinkRoutes
 from outbox_relay.domain.sink_limits import NO_LIMITS, SinkLimits
-from outbox_relay.postgres.rows import SinkRow, TickResult
+from outbox_relay.postgres.log import TickResult
+from outbox_relay.postgres.sinks import SinkRow
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.sink_spec import SinkSpec
 

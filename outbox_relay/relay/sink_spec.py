@@ -71,11 +71,6 @@ class SinkSpec:
         return self.settings.fair_by == "tenant"
 
     @property
-    def tenants(self) -> bool:
-        """True if the sink gets events with their tenants, which the log is asked for once more."""
-        return self.settings.type == "python"
-
-    @property
     def limits(self) -> SinkLimits:
         """The limits in the settings. In force are those of the database, written by the newest configuration."""
         settings = self.settings

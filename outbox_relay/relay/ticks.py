@@ -19,9 +19,9 @@ from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.errors import RelayError
 from outbox_relay.domain.event import StoredEvent, memory_bytes
-from outbox_relay.domain.rate_limited_log import RateLimitedLog
+from outbox_relay.domain.log_events import RateLimitedLog
 from outbox_relay.domain.window import nothing_new
-from outbox_relay.postgres.rows import TickResult
+from outbox_relay.postgres.log import TickResult
 from outbox_relay.relay.measures import RelayMeasures
 
 PACE_SECONDS = 0.002

@@ -1,18 +1,19 @@
-"""Objects of an archive: written, made durable and read back through the file systems of pyarrow."""
+"""Objects of an archive: events as canonical lines or Parquet, and manifests, through the file systems of pyarrow."""
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import re
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
-from outbox_relay.postgres.retention_statements import DayEvent
-from outbox_relay.retention.rows import COLUMNS, decode, encode
+from outbox_relay.postgres.retention import DayEvent
 
 READ_BYTES = 1 << 20
 """Bytes that are decompressed at a time."""
@@ -24,7 +25,10 @@ GROUP_ROWS = 100_000
 """Rows of a row group. Readers are slow with small ones."""
 GROUP_BYTES = 128 << 20
 """Bytes in memory after which a row group is written with fewer rows."""
-T = TypeVar("T")
+Write: TypeAlias = Callable[[Sequence[DayEvent]], None]
+"""Appends events to an object."""
+COLUMNS = tuple(name for name in DayEvent._fields if name not in ("payload", "key_hash"))
+"""Columns that are archived as they are, in addition to the payload."""
 
 
 def without_query(address: str) -> str:
@@ -44,12 +48,44 @@ def remove(address: str, name: str) -> None:
         fs.delete_dir(f"{root.rstrip('/')}/{name}")
 
 
-class Writer(Protocol):
-    """An object of an archive that is being written."""
+def encode(event: DayEvent) -> bytes:
+    """Return an event as one line of JSON with its end of line.
 
-    def write(self, events: Sequence[DayEvent]) -> None:
-        """Append events."""
-        ...
+    A payload that is not UTF-8 is ``payload_base64``. Equal events have equal lines.
+    """
+    row: dict[str, Any] = {name: getattr(event, name) for name in COLUMNS}
+    try:
+        row["payload"] = None if event.payload is None else event.payload.decode()
+    except UnicodeDecodeError:
+        row["payload_base64"] = base64.b64encode(event.payload or b"").decode()
+    return json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+def decode(line: bytes) -> DayEvent:
+    """Return the event of a line. Raises ``ValueError`` or ``KeyError`` for any other line."""
+    row = json.loads(line)
+    if "payload_base64" in row:
+        payload = base64.b64decode(row["payload_base64"], validate=True)
+    else:
+        payload = None if row["payload"] is None else row["payload"].encode()
+    return DayEvent(*(row[name] for name in COLUMNS), payload=payload, key_hash=None)
+
+
+def holds_key(address: str, key_hash: str, configured: str) -> bool | None:
+    """Return True if the archive at ``address`` holds events of the key with this keyed hash, None if that is unknown.
+
+    ``configured`` is the address of archives in the settings, whose options are used for archives below it. It is not
+    known if the manifest cannot be read, or does not list all keys.
+    """
+    root, _, name = address.rpartition("/")
+    options = configured if without_query(configured) == root else root
+    try:
+        manifest: dict[str, Any] = json.loads(Folder(options, name, existing=True).read("manifest.json"))
+    except Exception:  # pyarrow is missing, or its file system failed in one of many ways
+        return None
+    if not manifest.get("key_hashes_complete"):
+        return None
+    return key_hash in manifest["key_hashes"]
 
 
 class Folder:
@@ -66,15 +102,15 @@ class Folder:
             self._fs.create_dir(self._path, recursive=True)
 
     @contextmanager
-    def writing(self, name: str, form: str) -> Generator[Writer]:
+    def writing(self, name: str, form: str) -> Generator[Write]:
         """Open an object for events during the block, after which it is durable."""
         with self._stream(name) as stream:
             if form == "parquet":
-                with _ParquetWriter(stream) as writer:
-                    yield writer
+                with _parquet(stream) as write:
+                    yield write
             else:
                 with _pyarrow("pyarrow").CompressedOutputStream(stream, "zstd") as compressed:
-                    yield _LineWriter(compressed)
+                    yield lambda events: compressed.write(b"".join(map(encode, events)))
         self._make_durable(name)
 
     def write(self, name: str, content: bytes) -> None:
@@ -116,45 +152,32 @@ class Folder:
                 os.close(descriptor)
 
 
-class _LineWriter:
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
+@contextmanager
+def _parquet(stream: Any) -> Generator[Write]:
+    """Write events as Parquet, in groups of rows that fit into memory."""
+    arrow = _pyarrow("pyarrow")
+    types = {"id": arrow.int64(), "shard": arrow.int16(), "priority": arrow.int16(), "payload": arrow.binary()}
+    schema = arrow.schema([(name, types.get(name, arrow.string())) for name in (*COLUMNS, "payload")])
+    writer = _pyarrow("pyarrow.parquet").ParquetWriter(stream, schema, compression="zstd", write_batch_size=PAGE_ROWS)
+    group: list[Any] = []
 
-    def write(self, events: Sequence[DayEvent]) -> None:
-        self._stream.write(b"".join(map(encode, events)))
+    def end_group() -> None:
+        if group:
+            table = arrow.concat_tables(group)
+            group.clear()
+            writer.write_table(table, row_group_size=len(table))
 
+    def write(events: Sequence[DayEvent]) -> None:
+        rows = [{name: getattr(event, name) for name in schema.names} for event in events]
+        group.append(arrow.Table.from_pylist(rows, schema=schema))
+        if sum(map(len, group)) >= GROUP_ROWS or sum(each.nbytes for each in group) >= GROUP_BYTES:
+            end_group()
 
-class _ParquetWriter:
-    def __init__(self, stream: Any) -> None:
-        self._arrow = arrow = _pyarrow("pyarrow")
-        types = {"id": arrow.int64(), "shard": arrow.int16(), "priority": arrow.int16(), "payload": arrow.binary()}
-        self._schema = arrow.schema([(name, types.get(name, arrow.string())) for name in (*COLUMNS, "payload")])
-        self._writer = _pyarrow("pyarrow.parquet").ParquetWriter(
-            stream, self._schema, compression="zstd", write_batch_size=PAGE_ROWS
-        )
-        self._group: list[Any] = []
-
-    def __enter__(self) -> _ParquetWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            self._end_group()
-        finally:
-            self._writer.close()
-
-    def write(self, events: Sequence[DayEvent]) -> None:
-        rows = [{name: getattr(event, name) for name in self._schema.names} for event in events]
-        self._group.append(self._arrow.Table.from_pylist(rows, schema=self._schema))
-        rows_of_it, bytes_of_it = sum(map(len, self._group)), sum(each.nbytes for each in self._group)
-        if rows_of_it >= GROUP_ROWS or bytes_of_it >= GROUP_BYTES:
-            self._end_group()
-
-    def _end_group(self) -> None:
-        if self._group:
-            table = self._arrow.concat_tables(self._group)
-            self._group = []
-            self._writer.write_table(table, row_group_size=len(table))
+    try:
+        yield write
+        end_group()
+    finally:
+        writer.close()
 
 
 def _event(row: dict[str, Any]) -> DayEvent:

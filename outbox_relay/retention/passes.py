@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
 from outbox_relay.domain.errors import ArchiveFailed, RelayError, StatementFailed
-from outbox_relay.postgres.retention_statements import FIRST, DayCheck, Pass, Person
+from outbox_relay.postgres.retention import FIRST, DayCheck, Pass, Person
 from outbox_relay.postgres.store import Store
 from outbox_relay.retention.wording import CHANGED, LOCKED, day_name, keepers_text, locked_text
 
@@ -29,6 +29,7 @@ COUNT_EVENTS = 100_000
 """Number of events that one statement counts."""
 STEP_ROWS = 1_000
 """Number of uids, marks or dead rows that one statement examines."""
+LEFT = "retention.left"
 LOGGED_AT = 2
 """Number of passes in a row that leave a day for one reason of which the last has a line in the log."""
 STEPS = 100
@@ -76,9 +77,8 @@ class Outcome:
 class RetentionPass:
     """The steps of one pass, under one lease. ``progress`` is called before each day; a command has no log.
 
-    ``failures`` are the causes for which archives failed in the pass before, by day, which are logged once. ``left``
-    are the other reasons for which days were left, with the number of passes in a row that left them. The pass replaces
-    both by its own.
+    ``notes`` are the reasons for which the pass before left days and steps, by name, with the number of passes in a row
+    that did. The pass replaces them by its own. A reason has one line in the log.
     """
 
     def __init__(
@@ -88,15 +88,12 @@ class RetentionPass:
         archiver: Archiver | None,
         log: BoundLogger | None,
         progress: Callable[[str], None] = lambda _: None,
-        failures: dict[str, str] | None = None,
-        left: dict[str, tuple[str, int]] | None = None,
+        notes: dict[str, tuple[str, int]] | None = None,
         stopping: threading.Event | None = None,
     ) -> None:
         self._store = store
-        self._failures = {} if failures is None else failures
-        self._failed_before = dict(self._failures)
-        self._left = {} if left is None else left
-        self._left_before = dict(self._left)
+        self._notes = {} if notes is None else notes
+        self._before = dict(self._notes)
         self._granted = granted
         self._lease = granted.lease
         self._archiver = archiver
@@ -111,25 +108,28 @@ class RetentionPass:
 
         Raises ``StatementFailed`` if another process has the lease by now, ``Stopped``, and as the store.
         """
-        self._failures.clear()
-        self._left.clear()
-        if not drop and (failure := self._failed_before.get(PARTITIONS)) is not None:
-            self._failures[PARTITIONS] = failure
+        self._notes.clear()
+        if not drop and PARTITIONS in self._before:
+            self._notes[PARTITIONS] = self._before[PARTITIONS]
         if self._granted.hold_until is None:
             self._try("the list of days", self._do_days)
             if drop:
                 self._try(PARTITIONS, self._drop)
-            self._try("uids", self._trim_uids)
-            self._try("inbox", self._trim_inbox)
-            self._try("dead letters", self._discard_dead)
-            self._try("attempts", self._trim_attempts)
+            store = self._store
+            for name, counted, trim in (
+                ("uids", "uids", store.trim_uids),
+                ("inbox", "marks", store.trim_inbox),
+                ("dead letters", "dead", store.discard_expired),
+                ("attempts", "attempts", store.trim_attempts),
+            ):
+                self._try(name, partial(self._trim, counted, trim))
         return self.outcome
 
     def _do_days(self) -> None:
         for day in self._store.due_days():
             self._progress(day_name(day))
-            if late := self._try(day_name(day), partial(self._do, day)):
-                self._leave(day, late)
+            if failure := self._try(day_name(day), partial(self._do, day)):
+                self._leave(day, failure)
 
     def _try(self, name: str, work: Callable[[], None]) -> str | None:
         """Do a day or a step. One whose statements fail is left, and does not stop the others.
@@ -140,11 +140,13 @@ class RetentionPass:
         try:
             work()
         except StatementFailed as error:
-            if error.sqlstate not in TOO_LONG:
+            if error.sqlstate in TOO_LONG:
+                self._note(name, str(error))
+            else:
                 self._store.renew_retention(self._lease)
-                self._note_error(name, error)
+                self.outcome.failed = True
+                self._note(name, str(error), "retention.failed")
             self.outcome.left[name] = str(error)
-            self._note_left(name, str(error))
             return str(error)
         return None
 
@@ -157,12 +159,13 @@ class RetentionPass:
             with suppress(RelayError):
                 self._store.renew_retention(self._lease)
 
-    def _note_error(self, name: str, error: StatementFailed) -> None:
-        """Log an error of a day or a step, unless it failed with the same SQLSTATE before."""
-        self.outcome.failed = True
-        self._failures[name] = error.sqlstate or ""
-        if self._log and self._failed_before.get(name) != error.sqlstate:
-            self._log.warning("retention.failed", reason=f"{name}: {error}")
+    def _note(self, name: str, reason: str, event: str = LEFT, text: str | None = None) -> None:
+        """Log once why a day or a step is left: most reasons for ``LEFT`` end by themselves before ``LOGGED_AT``."""
+        before, passes = self._before.get(name, ("", 0))
+        passes = passes + 1 if before == reason else 1
+        self._notes[name] = reason, passes
+        if self._log and passes == (LOGGED_AT if event == LEFT else 1):
+            self._log.warning(event, day=name, reason=text or reason)
 
     def _do(self, day: str) -> None:
         """Empty a day, or record the reason for which it is left."""
@@ -175,22 +178,16 @@ class RetentionPass:
         try:
             events = self._prepare(day, check)
         except ArchiveFailed as error:
-            self._note_failure(day, error)
+            self.outcome.failed = True
+            self._note(day_name(day), error.cause, "retention.archive_failed", str(error))
             self._leave(day, str(error))
             return
         if events is None:
-            self._leave(day, self._noted(day, "it must be archived first, and no archive is configured here"))
+            self._leave_for(day, "it must be archived first, and no archive is configured here")
         elif self.outcome.locked:
-            self._leave(day, self._noted(day, LOCKED))
+            self._leave_for(day, LOCKED)
         else:
             self._empty(day, events)
-
-    def _note_failure(self, day: str, error: ArchiveFailed) -> None:
-        """Log an archive that was not written, unless it failed for the same cause in the pass before."""
-        self.outcome.failed = True
-        self._failures[day] = error.cause
-        if self._log and self._failed_before.get(day) != error.cause:
-            self._log.warning("retention.archive_failed", day=day_name(day), reason=str(error))
 
     def _prepare(self, day: str, check: DayCheck) -> int | None:
         """Return the number of events of a day, after archiving it if required; None if that is impossible here."""
@@ -220,10 +217,9 @@ class RetentionPass:
             return
         if answer == "locked":
             self.outcome.locked = True
-            holders = self._holders(day)
-            self._leave(day, self._noted(day, LOCKED, locked_text(holders)))
+            self._leave_for(day, LOCKED, locked_text(self._holders(day)))
         else:
-            self._leave(day, self._noted(day, "it must be archived first" if answer == "archive" else CHANGED))
+            self._leave_for(day, "it must be archived first" if answer == "archive" else CHANGED)
 
     def _holders(self, day: str) -> list[dict[str, Any]]:
         """Return the transactions that held the lock of a day when it was not granted; none if that takes too long."""
@@ -236,18 +232,10 @@ class RetentionPass:
         here = [each["kept_by"] for each in found["days"] if each["due"] and each["day"] == day_name(day)]
         return here[0] if here else []
 
-    def _noted(self, day: str, reason: str, text: str | None = None) -> str:
-        """Note that a day is left, and return the reason, or the text that tells more of it."""
-        self._note_left(day_name(day), reason, text)
-        return text or reason
-
-    def _note_left(self, name: str, reason: str, text: str | None = None) -> None:
-        """Log a day or a step once, when ``LOGGED_AT`` passes in a row have left it: most reasons end by themselves."""
-        before, passes = self._left_before.get(name, ("", 0))
-        passes = passes + 1 if before == reason else 1
-        self._left[name] = reason, passes
-        if self._log and passes == LOGGED_AT:
-            self._log.warning("retention.left", day=name, reason=text or reason)
+    def _leave_for(self, day: str, reason: str, text: str | None = None) -> None:
+        """Leave a day for a ``reason`` that a later pass may not meet; ``text`` tells more of it."""
+        self._note(day_name(day), reason, text=text)
+        self._leave(day, text or reason)
 
     def _leave(self, day: str, reason: str) -> None:
         """Record why a day is left. If that takes too long, continue the pass without the record."""
@@ -265,33 +253,16 @@ class RetentionPass:
             if self._log:
                 self._log.info("retention.dropped", day=day)
 
-    def _trim_uids(self) -> None:
-        self.outcome.uids = self._trim(self._store.trim_uids)
-
-    def _trim_inbox(self) -> None:
-        self.outcome.marks = self._trim(self._store.trim_inbox)
-
-    def _discard_dead(self) -> None:
-        self.outcome.dead = self._trim(self._store.discard_expired)
-
-    def _trim_attempts(self) -> None:
-        for _ in range(STEPS):
-            self._keep_on()
-            removed = self._store.trim_attempts(self._lease)
-            self.outcome.attempts += removed
-            if not removed:
-                return
-
-    def _trim(self, trim: Callable[[int, int], tuple[int, bool]]) -> int:
-        """Remove what is old, and return its number."""
+    def _trim(self, counted: str, trim: Callable[[int, int], tuple[int, bool]]) -> None:
+        """Remove what is old in steps, and set its number in the outcome."""
         count = 0
         for _ in range(STEPS):
             self._keep_on()
             removed, left_over = trim(self._lease, STEP_ROWS)
             count += removed
+            setattr(self.outcome, counted, count)
             if not left_over:
-                break
-        return count
+                return
 
 
 def run_pass(

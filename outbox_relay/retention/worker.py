@@ -16,11 +16,10 @@ from typing import Any
 
 from outbox_relay.domain.errors import RelayError
 from outbox_relay.domain.outcomes import printable
-from outbox_relay.domain.secret_names import may_hold_secret
-from outbox_relay.postgres.retention_statements import FIRST, DayEvent
+from outbox_relay.domain.redaction import LONG, may_hold_secret, without
+from outbox_relay.postgres.retention import FIRST, DayEvent
 from outbox_relay.postgres.store import Store
-from outbox_relay.retention.files import Folder, remove
-from outbox_relay.retention.rows import encode
+from outbox_relay.retention.files import Folder, encode, remove
 from outbox_relay.retention.wording import day_name
 
 CHUNK_ROWS, CHUNK_BYTES = 1_000, 8 << 20
@@ -36,12 +35,7 @@ NICENESS = 19
 
 REASON_CHARS = 500
 """Maximum number of characters of a reason."""
-SECRET_CHARS = 8
-"""Fewest characters of a variable of the environment that is taken for a secret."""
 _REQUEST = re.compile(r" ?\(Request ID: [^)]*\)")
-_AWS_ERROR = re.compile(r"AWS Error (\w+)(?: \(HTTP status \d+\))? during (\w+) operation: (.*)")
-"""The name of an error, the operation and AWS's message, in a text of pyarrow."""
-_AWS_UNKNOWN = re.compile(r"Unable to parse ExceptionName: (\w+) Message: (.*)")
 _SECRET = re.compile(
     r"(?i:\b([\w-]*(?:signature|credential|token|secret|password)[\w-]*=))[^\s&,;]+"
     r"|\b(?:AKIA|ASIA|ya29\.)[\w.-]{12,}"
@@ -174,9 +168,9 @@ def _write_parts(task: Task, folder: Folder, store: Store) -> Contents:
     while chunk:
         part = Part(f"part-{len(contents.parts):05}.{task.form}")
         hashed = hashlib.sha256()
-        with folder.writing(part.name, task.form) as writer:
+        with folder.writing(part.name, task.form) as write:
             while chunk and part.events < PART_EVENTS and part.bytes < PART_BYTES:
-                writer.write(chunk)
+                write(chunk)
                 _count(chunk, part, hashed, contents)
                 chunk = next(chunks, None)
         part.sha256 = hashed.hexdigest()
@@ -251,21 +245,14 @@ def reason_of(error: Exception, task: Task) -> str:
     if not isinstance(error, OSError) and not task.probes:
         return type(error).__name__
     text = _REQUEST.sub("", printable(str(error)).replace(task.folder, "…"))
-    if (found := _AWS_ERROR.search(text)) is not None:
-        name, operation, message = found.groups()
-        if (unknown := _AWS_UNKNOWN.match(message)) is not None:
-            name, message = unknown.groups()
-        else:
-            name = name.title().replace("_", "")
-        text = f"{name}: {message} ({operation})"
     return redacted(text)[:REASON_CHARS] or type(error).__name__
 
 
 def redacted(text: str) -> str:
     """Return ``text`` with an ellipsis for each part of it that is, or may be, a secret."""
     for name, value in os.environ.items():
-        if len(value) >= SECRET_CHARS and (may_hold_secret(name.lower()) or name == "AWS_ACCESS_KEY_ID"):
-            text = text.replace(value, "…")
+        if len(value) >= LONG and (may_hold_secret(name.lower()) or name == "AWS_ACCESS_KEY_ID"):
+            text = without(text, value, "…", anywhere=True)
     return _SECRET.sub(lambda found: f"{found[1] or ''}…", text)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from outbox_relay.postgres.conninfo import find_authorities
+from outbox_relay.postgres.dsn import find_authorities
 from outbox_relay.settings import KafkaSettings, PythonSettings, Settings, WebhookSettings
 from outbox_relay.sinks import Sink, SinkContext
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from outbox_relay.domain.errors import ConfigurationError, DatabaseUnavailable, DatabaseUnusable, StatementFailed
 from outbox_relay.postgres import migrations
 from outbox_relay.postgres.listener import WRONG_DATABASE, dsn_identity
-from outbox_relay.postgres.shard_statements import missing_positions
+from outbox_relay.postgres.shards import missing_positions
 from outbox_relay.postgres.store import Store
 from outbox_relay.retention.files import without_query
 from outbox_relay.service.build import build_archiver, build_store, wakeup_dsn
@@ -127,7 +127,7 @@ def _check_database(settings: Settings, findings: Findings) -> int | None:
         with _reported(findings, "database"):
             store.open()
             check_schema(store)
-            payload_bytes = store.max_payload_bytes()
+            payload_bytes = store.value("max_payload_bytes")
             with _reported(findings, "database.listen_dsn"):
                 dsn = wakeup_dsn(settings) if settings.database.listen_dsn else None
                 if dsn is not None and dsn_identity(dsn()) != store.database_identity():

@@ -12,7 +12,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from outbox_relay.domain.lease_clock import lease_clock
+from outbox_relay.domain.times import lease_clock
 from outbox_relay.postgres.store import Store
 
 MINUTE_SECONDS = 60.0

@@ -18,8 +18,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from structlog.stdlib import BoundLogger
 
-from outbox_relay.domain.lease_clock import lease_clock
-from outbox_relay.domain.rate_limited_log import RateLimitedLog
+from outbox_relay.domain.log_events import RateLimitedLog
+from outbox_relay.domain.times import lease_clock
 from outbox_relay.relay.keeper import Keeper
 from outbox_relay.service.metrics import exposition
 from outbox_relay.service.sinks import ServedSink

@@ -7,7 +7,7 @@ import json
 from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.errors import RelayError
-from outbox_relay.domain.rate_limited_log import RateLimitedLog
+from outbox_relay.domain.log_events import RateLimitedLog
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.keeper import Keeper
 from outbox_relay.settings import Settings

@@ -9,9 +9,15 @@ from collections.abc import Callable
 
 from structlog.stdlib import BoundLogger
 
-from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable, RelayError, SessionReset, StatementFailed
-from outbox_relay.domain.rate_limited_log import RateLimitedLog
-from outbox_relay.domain.thread_shortage import is_thread_shortage
+from outbox_relay.domain.errors import (
+    DatabaseUnavailable,
+    DatabaseUnusable,
+    RelayError,
+    SessionReset,
+    StatementFailed,
+    is_thread_shortage,
+)
+from outbox_relay.domain.log_events import RateLimitedLog
 from outbox_relay.service.logs import reason
 
 TRANSIENT = (DatabaseUnavailable, StatementFailed, SessionReset)

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from pydantic import SecretStr
 
 from outbox_relay.domain.errors import ConfigurationError
-from outbox_relay.domain.secret_names import holds_secret
+from outbox_relay.domain.redaction import holds_secret
 from outbox_relay.fields import Secret, entries
 from outbox_relay.postgres import dsn
 from outbox_relay.settings.addresses import LOOPBACK, canonical_host, opens
@@ -45,7 +45,7 @@ def warnings(settings: Settings) -> list[str]:
         elif isinstance(sink, PythonSettings) and sink.dsn is not None:
             found += (settings.at(("sinks", name, "dsn"), text) for text in _doubts_of_dsn(sink, settings))
     for name, schedule in settings.schedules.items():
-        if not settings.routes.routed(schedule.type):
+        if not settings.routes.sinks_for(schedule.type):
             text = f"no route takes the type {schedule.type}, so no sink receives its events; add one to [routes]"
             found.append(settings.at(("schedules", name, "type"), text))
     return found

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from outbox_relay.domain.circuit import CircuitPolicy
-from outbox_relay.domain.retry import RetryPolicy
+from outbox_relay.domain.outcomes import RetryPolicy
 from outbox_relay.fields import Section
 from outbox_relay.settings.model import Settings
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from outbox_relay.domain.event import StoredEvent
-from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import DELIVERED, Attempt, Delivered, Failed, Refused, Unavailable, Verdict
+from outbox_relay.domain.times import lease_clock
 from outbox_relay.formats.headers import own_headers
 from outbox_relay.sinks.calls import Call, Sink
 from outbox_relay.sinks.settings import SHOWN, PluginSettings, SinkSettings

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, field_validator
 
 from outbox_relay.domain.circuit import CircuitPolicy
-from outbox_relay.domain.retry import RetryPolicy
+from outbox_relay.domain.outcomes import RetryPolicy
 from outbox_relay.fields import Count, Number, Section, matching, needs, rule
 
 SHOWN: Final = "shown"

@@ -10,8 +10,8 @@ from itertools import count
 from queue import SimpleQueue
 
 from outbox_relay.domain.errors import SessionReset, SinkStuck
-from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import Unavailable, Verdict
+from outbox_relay.domain.times import lease_clock
 from outbox_relay.sinks.calls import Call, Completions, Sink
 
 WAIT_SECONDS = 5.0

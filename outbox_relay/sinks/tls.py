@@ -6,7 +6,7 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-from outbox_relay.domain.file_reading import is_stream, read_file
+from outbox_relay.domain.files import is_stream, read_file
 
 FILE_BYTES = 1 << 20
 """Maximum number of bytes of a certificate or key that are compared with those of the last reload."""

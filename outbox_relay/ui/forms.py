@@ -9,7 +9,7 @@ from uuid import UUID
 
 from outbox_relay.admin.deliveries import STATES, Place
 from outbox_relay.domain.errors import ConfigurationError
-from outbox_relay.domain.moment import read_moment
+from outbox_relay.domain.times import read_moment
 
 FIELDS_MOST: Final = 100
 TEXT_CHARS: Final = 1024

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, Generic, Literal, TypeAlias, TypeVar
 
 from outbox_relay.domain.errors import ConfigurationError
-from outbox_relay.domain.file_reading import read_file
+from outbox_relay.domain.files import read_file
 
 T = TypeVar("T")
 Role: TypeAlias = Literal["viewer", "operator"]

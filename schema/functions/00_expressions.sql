@@ -163,16 +163,6 @@ return case
                     and (event_id <= last_id or event_id <= a_seq and event_xid >= a_next::text::xid8), false)
 end;
 
--- True if an event is in the log, and belongs to this tenant. One look into the index of the partition of its day: a subquery
--- with a value cannot become a scan of the log.
-create or replace function outbox_internal.is_of_tenant(event_id bigint, event_shard smallint, created timestamptz, tenant text) returns boolean
-language sql stable
-set search_path = pg_catalog, pg_temp
-as $$
-    select coalesce((select e.tenant from outbox.event e
-                      where e.id = event_id and e.shard = event_shard and e.created_at = created limit 1) = tenant, false)
-$$;
-
 -- The kind of an error without a status, as outbox.delivery_summary groups them: its first 200 characters without what
 -- differs from event to event, which are uuids and numbers. Empty: there is no error.
 create or replace function outbox_internal.error_kind(error text) returns text
@@ -187,6 +177,16 @@ return coalesce(
 create or replace function outbox_internal.is_erased(content_type text, payload bytea) returns boolean
 language sql immutable parallel safe
 return content_type is not distinct from 'application/x-erased' and coalesce(octet_length(payload), 0) = 0;
+
+-- True if a sink with these types, SQL LIKE patterns or null for every type, gets an event: erased ones are left out, and so are
+-- the reserved types of notices unless it asks for them. One expression, which takes the place of its call when a statement is
+-- planned.
+create or replace function outbox_internal.is_routed(
+    type text, content_type text, payload bytea, types text[], notices boolean
+) returns boolean
+language sql immutable parallel safe
+return (types is null or type like any (types)) and (notices or type not like 'outbox.%')
+       and not outbox_internal.is_erased(content_type, payload);
 
 -- Why an event of the log cannot be delivered, or null, given the largest payload that can be; null is for who does not
 -- ask. One expression, which takes the place of its call when a statement is planned. The length of a payload or key is
@@ -310,7 +310,7 @@ return case when f.sink is null then d.sink < '~' else d.sink = f.sink end
    and (f.kind is null
         or (d.last_status is null and starts_with(coalesce(d.last_error, ''), substring(f.kind from '^[^N…]*'))
             and outbox_internal.error_kind(d.last_error) = f.kind))
-   and (f.tenant is null or outbox_internal.is_of_tenant(d.id, d.shard, d.created_at, f.tenant));
+   and (f.tenant is null or d.tenant = f.tenant);
 
 -- Read a time, not in the future, that was given as `name`: ISO 8601 with its zone, or an age before `at` as ISO 8601 duration
 -- (PT7200S). An age that reaches back before the year 1 is the beginning of that year.

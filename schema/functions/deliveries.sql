@@ -45,14 +45,12 @@ as $$
 #variable_conflict use_column
 declare
     f constant outbox.delivery_filter := outbox_internal.read_filter(filter, clock_timestamp());
-    rest outbox.delivery_filter := f;
     dead_alone constant boolean := f.states = '{dead}';
     by_sink constant boolean := dead_alone and f.uids is null;
     top constant bigint := coalesce(before_id, 9223372036854775807);
 begin
     looks := greatest(coalesce(looks, 0), 0);
     most := greatest(coalesce(most, 0), 0);
-    rest.tenant := null;  -- is_meant would look for each row in a statement of its own, which takes ten times as long
     return query
     with looked as materialized (
         select l.id, l.sink, l.meant, l.is_last
@@ -60,9 +58,7 @@ begin
          cross join lateral (
             select r.id, r.sink, r.meant, r.place = looks as is_last
               from (
-                select d.id, d.sink, outbox_internal.is_meant(d, rest) and (f.tenant is null or f.tenant =
-                               (select e.tenant from outbox.event e
-                                 where e.id = d.id and e.shard = d.shard and e.created_at = d.created_at limit 1)) as meant,
+                select d.id, d.sink, outbox_internal.is_meant(d, f) as meant,
                        row_number() over (order by d.sink desc, d.id desc) as place
                   from outbox.delivery d
                  where d.state = 'dead' and d.sink between k.name and k.name
@@ -79,9 +75,7 @@ begin
           from (
             select r.id, r.sink, r.meant, r.place = looks as is_last
               from (
-                select d.id, d.sink, outbox_internal.is_meant(d, rest) and (f.tenant is null or f.tenant =
-                               (select e.tenant from outbox.event e
-                                 where e.id = d.id and e.shard = d.shard and e.created_at = d.created_at limit 1)) as meant,
+                select d.id, d.sink, outbox_internal.is_meant(d, f) as meant,
                        row_number() over (order by d.id desc, d.sink desc) as place
                   from outbox.delivery d
                  where not by_sink and f.states <> '{scheduled}' and (not dead_alone or d.state = 'dead') and (f.uids is null or d.uid = any (f.uids))
@@ -130,7 +124,6 @@ declare
     most_groups constant integer := 1000;
     most_looks constant integer := 1000000;
     f constant outbox.delivery_filter := outbox_internal.read_filter(filter, clock_timestamp());
-    rest outbox.delivery_filter := f;
     dead_alone constant boolean := f.states = '{dead}';
     more boolean;
     first_id bigint;
@@ -145,7 +138,6 @@ begin
          limit most_groups;
         return;
     end if;
-    rest.tenant := null;  -- is_meant would look for each row in a statement of its own, which takes ten times as long
     more := exists (
         select from outbox.delivery d
          where (not dead_alone or d.state = 'dead') and (f.sink is null or d.sink = f.sink)
@@ -171,10 +163,7 @@ begin
          where (not dead_alone or d.state = 'dead') and (f.sink is null or d.sink = f.sink)
            and (f.uids is null or d.uid = any (f.uids))
            and (first_id is null or d.id >= first_id)
-           and outbox_internal.is_meant(d, rest)
-           and (f.tenant is null or f.tenant =
-                (select e.tenant from outbox.event e
-                  where e.id = d.id and e.shard = d.shard and e.created_at = d.created_at limit 1))
+           and outbox_internal.is_meant(d, f)
          order by d.id desc
          limit most + 1
     ),
@@ -211,7 +200,6 @@ declare
     most constant integer := 10000;
     most_looks constant integer := 1000000;
     f constant outbox.delivery_filter := outbox_internal.read_filter(filter, clock_timestamp());
-    rest outbox.delivery_filter := f;
     dead_alone constant boolean := f.states = '{dead}';
 begin
     if f.states = '{scheduled}' then
@@ -220,13 +208,10 @@ begin
         matched := least(matched, most);
         return;
     end if;
-    rest.tenant := null;  -- is_meant would look for each row in a statement of its own, which takes ten times as long
     select count(*) into matched
       from (
         select from (
-            select outbox_internal.is_meant(d, rest) and (f.tenant is null or f.tenant =
-                               (select e.tenant from outbox.event e
-                                 where e.id = d.id and e.shard = d.shard and e.created_at = d.created_at limit 1)) as meant
+            select outbox_internal.is_meant(d, f) as meant
               from outbox.delivery d
              where (not dead_alone or d.state = 'dead') and (f.sink is null or d.sink = f.sink)
                and (f.uids is null or d.uid = any (f.uids))
@@ -361,8 +346,7 @@ $$;
 -- Read a filter: an object with any of sink, type (a pattern with "*"), key, tenant, error (a part of it, in any case), kind,
 -- status, since and until (when the event was emitted: from, and before), as_of, uids and states. All that is given must hold.
 -- Times are those of outbox_internal.past_time, and ages count from `at`. Without `states` dead ones
--- are meant. `kind` is that of an error without a status (see outbox_internal.error_kind); `tenant` is of events that are still
--- in the log. With `as_of`, ages count from this time, and rows that came, died or failed later are not meant: an action that
+-- are meant. `kind` is that of an error without a status (see outbox_internal.error_kind). With `as_of`, ages count from this time, and rows that came, died or failed later are not meant: an action that
 -- gets it does not go beyond what was counted then.
 create or replace function outbox_internal.read_filter(filter jsonb, at timestamptz) returns outbox.delivery_filter
 language plpgsql stable

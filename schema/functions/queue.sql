@@ -2,7 +2,7 @@
 -- priority first, of these the ones that are due longest. `place` is the order in which they are to be delivered.
 --
 -- With `fair`, tenants take turns, and their priorities count among their own rows. The walk begins behind `after_tenant`, and
--- each tenant that it meets gets the same number of rows. It continues while it has found no row, up to a bound. `tenant` of
+-- each tenant that it meets gets the same number of rows. It continues while it has found no row, up to a bound. `walk_end` of
 -- each row is where the next walk begins. Without a row, one of shard -1 says that. Its place is 1 if a bound ended the search.
 --
 -- Rows that are not due are not in the queue. The ones whose time has come are put there first, up to a bound. A row that is
@@ -62,7 +62,7 @@ begin
                       from (
                         select d.id, d.due_at > now() as early
                           from outbox.delivery d
-                         where d.sink = sink_name and d.tenant = t.tenant and d.ready and d.state = 'waiting' and not d.suspect
+                         where d.sink = sink_name and d.turn = t.tenant and d.ready and d.state = 'waiting' and not d.suspect
                            and (d.lease_until is null or d.lease_until <= now())
                          order by d.priority desc, d.due_at, d.id
                          limit (most_rows + cardinality(tenants) - 1) / cardinality(tenants)
@@ -76,7 +76,7 @@ begin
             with locked as materialized (
                 select d.id, d.due_at > now() as early
                   from outbox.delivery d
-                 where d.sink = sink_name and d.ready and d.state = 'waiting' and not d.suspect and d.tenant is null
+                 where d.sink = sink_name and d.ready and d.state = 'waiting' and not d.suspect and d.turn is null
                    and (d.lease_until is null or d.lease_until <= now())
                  order by d.priority desc, d.due_at, d.id
                  limit most_rows
@@ -97,8 +97,8 @@ begin
     if chosen = '{}' then
         if fair or not finished or passed > 0 then
             return query select 0::bigint, -1::smallint, ''::text, ''::text, null::text, null::bytea, ''::text, null::text,
-                                null::timestamptz, now(), false, 0, 0, null::text, null::double precision, false,
-                                case when finished and passed = 0 then 0 else 1 end, walk_end;
+                                null::timestamptz, now(), null::text, null::text, false, 0, 0, lease_id, false,
+                                null::double precision, case when finished and passed = 0 then 0 else 1 end, walk_end;
         end if;
         return;
     end if;
@@ -123,7 +123,7 @@ begin
     );
     -- The tenant that was served last: one that got no row because of a bound comes first in the next walk.
     if fair then
-        walk_end := coalesce((select d.tenant from outbox.delivery d
+        walk_end := coalesce((select d.turn from outbox.delivery d
                                where d.sink = sink_name and d.id = chosen[least(cardinality(chosen), cardinality(tenants))]),
                              walk_end);
     end if;
@@ -213,7 +213,7 @@ begin
        and d.id = any (array(
             select f.id from (
                 select q.id, q.lease, q.owner from outbox.delivery q
-                 where q.sink = sink_name and q.ready and q.state = 'waiting' and not q.suspect and q.tenant is null
+                 where q.sink = sink_name and q.ready and q.state = 'waiting' and not q.suspect and q.turn is null
                  order by q.priority desc, q.due_at, q.id limit most
             ) f
              where f.owner = owner_id and f.lease = any (lease_ids)
@@ -221,7 +221,7 @@ begin
             select f.id from unnest(outbox_internal.next_tenants(sink_name, null, null, most_tenants, true)) t (tenant)
              cross join lateral (
                 select q.id, q.lease, q.owner from outbox.delivery q
-                 where q.sink = sink_name and q.tenant = t.tenant and q.ready and q.state = 'waiting' and not q.suspect
+                 where q.sink = sink_name and q.turn = t.tenant and q.ready and q.state = 'waiting' and not q.suspect
                  order by q.priority desc, q.due_at, q.id limit most_of_tenant
             ) f
              where f.owner = owner_id and f.lease = any (lease_ids)));
@@ -247,28 +247,28 @@ as $$
 declare
     first_tenant text := case
         when after_tenant is null
-        then (select d.tenant from outbox.delivery d
+        then (select d.turn from outbox.delivery d
                where d.sink = sink_name and d.ready and d.state = 'waiting' and not d.suspect
                  and (leased or d.lease_until is null or d.lease_until <= now())
-                 and d.tenant is not null
-               order by d.tenant limit 1)
-        else (select d.tenant from outbox.delivery d
-               where d.sink = sink_name and d.ready and d.state = 'waiting' and not d.suspect and d.tenant > after_tenant
+                 and d.turn is not null
+               order by d.turn limit 1)
+        else (select d.turn from outbox.delivery d
+               where d.sink = sink_name and d.ready and d.state = 'waiting' and not d.suspect and d.turn > after_tenant
                  and (leased or d.lease_until is null or d.lease_until <= now())
-               order by d.tenant limit 1) end;
+               order by d.turn limit 1) end;
 begin
     return array(
-        with recursive queued (tenant) as (
+        with recursive queued (turn) as (
             select first_tenant collate "C"
             union all
-            select (select d.tenant from outbox.delivery d
-                     where d.sink = sink_name and d.ready and d.state = 'waiting' and not d.suspect and d.tenant > q.tenant
+            select (select d.turn from outbox.delivery d
+                     where d.sink = sink_name and d.ready and d.state = 'waiting' and not d.suspect and d.turn > q.turn
                        and (leased or d.lease_until is null or d.lease_until <= now())
-                     order by d.tenant limit 1)
-              from queued q where q.tenant is not null and (upto_tenant is null or q.tenant < upto_tenant)
+                     order by d.turn limit 1)
+              from queued q where q.turn is not null and (upto_tenant is null or q.turn < upto_tenant)
         )
-        select q.tenant from queued q
-         where q.tenant is not null and (upto_tenant is null or q.tenant <= upto_tenant)
+        select q.turn from queued q
+         where q.turn is not null and (upto_tenant is null or q.turn <= upto_tenant)
          limit greatest(coalesce(most, 0), 0)
     );
 end
@@ -369,12 +369,12 @@ begin
     wanted := cardinality(ids);
     with added as (
         insert into outbox.delivery (
-            sink, id, shard, state, ordered, due_at, ready, priority, tenant, last_error,
+            sink, id, shard, state, ordered, due_at, ready, priority, tenant, turn, last_error,
             uid, type, key, payload, content_type, headers, deliver_at, created_at, emitter
         )
         select sink_name, n.id, n.shard,
                case when n.fault is null then 'waiting' else 'dead' end, false, n.due_at,
-               n.due_at <= clock_timestamp(), n.priority, n.tenant, n.fault,
+               n.due_at <= clock_timestamp(), n.priority, n.tenant, case when fair then coalesce(n.tenant, '') end, n.fault,
                n.uid, n.type, n.key, n.payload, n.content_type, n.headers, n.deliver_at, n.created_at, n.emitter
           from (
             select e.id, e.shard, e.uid, e.type, case when octet_length(e.key) <= 1024 then e.key end as key,
@@ -382,7 +382,7 @@ begin
                    coalesce(e.content_type, 'application/json') as content_type,
                    case when reason is null then e.headers end as headers, t.due_at as deliver_at,
                    e.created_at, e.emitter, coalesce(e.priority, 0) as priority,
-                   case when fair then case when octet_length(e.tenant) <= 255 then e.tenant else '' end end as tenant,
+                   case when octet_length(e.tenant) <= 255 then e.tenant end as tenant,
                    coalesce(reason, (select f.fault from unnest(fault_ids, faults) f (id, fault) where f.id = e.id)) as fault,
                    greatest(now(), t.due_at) as due_at
               from outbox.event e

@@ -53,7 +53,7 @@ create or replace function outbox_internal.look_small(
     seq bigint, snapshot text, next_xid bigint, incarnation text, now timestamptz, generations bigint,
     read boolean,
     id bigint, shard smallint, uid text, type text, key text, payload bytea, content_type text, headers text,
-    deliver_at timestamptz, created_at timestamptz, fault text, bytes_before bigint
+    deliver_at timestamptz, created_at timestamptz, fault text, tenant text, bytes_before bigint
 )
 language plpgsql volatile rows 100
 set search_path = pg_catalog, pg_temp
@@ -122,7 +122,7 @@ $$;
 -- limit has chosen, so that only what is returned is looked at, and no partition's plan does it.
 create or replace function outbox_internal.readable(e outbox.event, ceiling bigint, most_size integer) returns table (
     id bigint, shard smallint, uid text, type text, key text, payload bytea, content_type text, headers text,
-    deliver_at timestamptz, created_at timestamptz, fault text
+    deliver_at timestamptz, created_at timestamptz, fault text, tenant text
 )
 language sql stable
 begin atomic
@@ -137,13 +137,31 @@ begin atomic
                 then outbox_internal.delivery_fault(e.payload, e.key, e.headers, e.deliver_at, ceiling)
                 when pg_column_size(e.headers) > 2 * most_size
                      or outbox_internal.delivery_fault(e.payload, e.key, e.headers, e.deliver_at, ceiling) is not null
-                then 'unread' end;
+                then 'unread' end,
+           case when octet_length(e.tenant) <= 255 then e.tenant end;
 end;
 
 -- The bytes of an event that a read returns.
 create or replace function outbox_internal.bytes_of(payload bytea, key text, headers text) returns integer
 language sql immutable
 return coalesce(octet_length(payload), 0) + coalesce(octet_length(key), 0) + coalesce(octet_length(headers), 0);
+
+-- The next events of the window from tick A to tick B with ids in a range, in id order. A query, which takes the place of its
+-- call when a statement is planned.
+create or replace function outbox_internal.window_events(
+    shards smallint[], types text[], notices boolean, a pg_snapshot, b pg_snapshot, after_id bigint, upto_id bigint,
+    most_rows integer
+) returns setof outbox.event
+language sql stable
+begin atomic
+    select l.*
+      from outbox.event l
+     where l.id > after_id and l.id <= upto_id and l.shard = any (shards)
+       and outbox_internal.is_routed(l.type, l.content_type, l.payload, types, notices)
+       and pg_visible_in_snapshot(l.xid, b) and not pg_visible_in_snapshot(l.xid, a)
+     order by l.id
+     limit greatest(most_rows, 0);
+end;
 
 -- The window from tick A to tick B, second part: ids above A's sequence value in id order, visible in B and not in A. Below that
 -- value it finds the latecomers, id by id: for those that lie close together. Erased events are left out, and so are reserved
@@ -176,16 +194,7 @@ begin
     if most_size is not null then
         return query
         select r.*, null::bigint
-          from (
-            select l.*
-              from outbox.event l
-             where l.id > after_id and l.id <= upto_id and l.shard = any (shards)
-               and (types is null or l.type like any (types)) and (notices or l.type not like 'outbox.%')
-               and not outbox_internal.is_erased(l.content_type, l.payload)
-               and pg_visible_in_snapshot(l.xid, b) and not pg_visible_in_snapshot(l.xid, a)
-             order by l.id
-             limit greatest(most_rows, 0)
-          ) e
+          from outbox_internal.window_events(shards, types, notices, a, b, after_id, upto_id, most_rows) e
          cross join lateral outbox_internal.readable(e, least(ceiling, most_size), most_size) r
          order by r.id;
         return;
@@ -197,16 +206,7 @@ begin
                     over (order by f.id rows between unbounded preceding and 1 preceding) as bytes_before
           from (
             select r.*
-              from (
-                select l.*
-                  from outbox.event l
-                 where l.id > after_id and l.id <= upto_id and l.shard = any (shards)
-                   and (types is null or l.type like any (types)) and (notices or l.type not like 'outbox.%')
-                   and not outbox_internal.is_erased(l.content_type, l.payload)
-                   and pg_visible_in_snapshot(l.xid, b) and not pg_visible_in_snapshot(l.xid, a)
-                 order by l.id
-                 limit most_rows
-              ) e
+              from outbox_internal.window_events(shards, types, notices, a, b, after_id, upto_id, most_rows) e
              cross join lateral outbox_internal.readable(e, ceiling, null) r
              order by r.id offset 0
           ) f
@@ -338,8 +338,8 @@ begin
                 select l.*
                   from outbox.event l
                  where l.xid = any (late) and l.id + 0 > after_id and l.id + 0 <= last_id
-                   and (l.shard + 0) = any (shards) and (types is null or l.type like any (types))
-                   and (notices or l.type not like 'outbox.%') and not outbox_internal.is_erased(l.content_type, l.payload)
+                   and (l.shard + 0) = any (shards)
+                   and outbox_internal.is_routed(l.type, l.content_type, l.payload, types, notices)
                  order by l.id + 0
                  limit most_rows
               ) e
@@ -353,7 +353,7 @@ begin
     if looks > most_looks and last_id < upto_id then
         return query
         select last_id, -1::smallint, ''::text, ''::text, null::text, null::bytea, ''::text, null::text,
-               null::timestamptz, '2000-01-01 00:00:00+00'::timestamptz, null::text, null::bigint;
+               null::timestamptz, '2000-01-01 00:00:00+00'::timestamptz, null::text, null::text, null::bigint;
     end if;
 end
 $$;

@@ -360,7 +360,7 @@ begin
     -- Of a read that was cut by its bytes, those before the last event that it returned.
     return query
     select p.id, p.shard, '', '', null::text, null::bytea, '', null::text, null::timestamptz, now(), p.reason,
-           null::bigint
+           null::text, null::bigint
       from unnest(passed_ids, passed_shards, reasons) p (id, shard, reason)
      where returned = coalesce(cardinality(chosen), 0)
         or p.id < (select c.id from unnest(chosen) c (id) order by c.id offset greatest(returned - 1, 0) limit 1)

@@ -133,7 +133,7 @@ $$;
 -- The places are not joined to the change, since a plan that was made for a row or two would go through the whole sink: a binary
 -- search finds each.
 create or replace function outbox_internal.take_rows(
-    sink_name text, ids bigint[], owner_id uuid, lease_id uuid, lease_for double precision, ceiling bigint, turn text
+    sink_name text, ids bigint[], owner_id uuid, lease_id uuid, lease_for double precision, ceiling bigint, walk_end text
 ) returns setof outbox_internal.claimed_row
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -160,9 +160,9 @@ begin
               d.content_type, d.headers::text,
               case when d.deliver_at >= first_time and d.deliver_at < last_time then d.deliver_at end,
               greatest(first_time, least(d.created_at, last_time - interval '1 second')),
-              d.ordered, d.attempts, d.claims, outbox_internal.delivery_fault(d.payload, null, null, d.deliver_at, ceiling),
-              extract(epoch from d.due_at)::double precision, d.last_attempt_at is not null,
-              places[width_bucket(d.id, sorted)], turn;
+              outbox_internal.delivery_fault(d.payload, null, null, d.deliver_at, ceiling), d.tenant,
+              d.ordered, d.attempts, d.claims, d.lease, d.last_attempt_at is not null,
+              extract(epoch from d.due_at)::double precision, places[width_bucket(d.id, sorted)], walk_end;
 end
 $$;
 

@@ -50,7 +50,8 @@ begin
         with added as (
             insert into outbox.delivery (
                 sink, id, shard, state, ordered, due_at, attempts, claims, lease, lease_until, owner, last_error, last_status,
-                last_attempt_at, last_attempt, uid, type, key, payload, content_type, headers, deliver_at, created_at, emitter
+                last_attempt_at, last_attempt, uid, type, key, payload, content_type, headers, deliver_at, created_at, emitter,
+                tenant
             )
             select sink_name, e.id, e.shard, r.state, r.ordered,
                    coalesce(clock_timestamp() + r.due_in * interval '1 second', t.due_at, e.deliver_at, clock_timestamp()),
@@ -59,7 +60,8 @@ begin
                    case when r.attempts > 0 or r.lease is not null or r.last_attempt is not null then clock_timestamp() end,
                    r.last_attempt::jsonb,
                    e.uid, e.type, e.key, e.payload, coalesce(e.content_type, 'application/json'), e.headers,
-                   coalesce(t.due_at, e.deliver_at), e.created_at, e.emitter
+                   coalesce(t.due_at, e.deliver_at), e.created_at, e.emitter,
+                   case when octet_length(e.tenant) <= 255 then e.tenant end
               from unnest(ids, states, ordereds, due_in, attempt_counts, claim_counts, leases, lease_for, errors, statuses,
                           last_attempts)
                    r (id, state, ordered, due_in, attempts, claims, lease, lease_for, error, status, last_attempt)

@@ -119,5 +119,5 @@ create index scheduled_due on outbox.scheduled (deliver_at, id);
 -- returned before it.
 create type outbox_internal.read_event as (
     id bigint, shard smallint, uid text, type text, key text, payload bytea, content_type text, headers text,
-    deliver_at timestamptz, created_at timestamptz, fault text, bytes_before bigint
+    deliver_at timestamptz, created_at timestamptz, fault text, tenant text, bytes_before bigint
 );

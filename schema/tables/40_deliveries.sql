@@ -28,6 +28,7 @@ create table outbox.delivery (
     replay bigint,
     emitter oid,
     tenant text collate "C",
+    turn text collate "C",
     ready boolean,
     primary key (id, sink)
 ) with (fillfactor = 45, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
@@ -45,6 +46,8 @@ comment on column outbox.delivery.replay is
 comment on column outbox.delivery.emitter is
     'The role that emitted the event, in the cluster where it did.';
 comment on column outbox.delivery.tenant is
+    'Whose event it is, in an application with several tenants.';
+comment on column outbox.delivery.turn is
     'Whose turn it is, for sinks with fair_by = "tenant": the tenant of the event, or empty. Null: the row is of another sink.';
 comment on column outbox.delivery.ready is
     'True: in the queue of a sink with claim = "rows". False: in it once it is due. Null: the row is of another sink.';
@@ -59,9 +62,9 @@ create index delivery_key on outbox.delivery (sink, key, id) where (ordered and 
 create index delivery_later on outbox.delivery (sink, due_at, id) where ((not ready) and (state = 'waiting'));
 -- Rows of other sinks, dead ones, those that are not due, and those that may kill a relay are in neither index of the queue.
 -- Every other row is in one of them, because the second one would cost as much as the first.
-create index delivery_queue on outbox.delivery (sink, priority desc, due_at, id) where (ready and (state = 'waiting') and (not suspect) and (tenant is null));
+create index delivery_queue on outbox.delivery (sink, priority desc, due_at, id) where (ready and (state = 'waiting') and (not suspect) and (turn is null));
 create index delivery_suspect on outbox.delivery (sink, due_at, id) where suspect;
-create index delivery_tenant on outbox.delivery (sink, tenant, priority desc, due_at, id) where (ready and (state = 'waiting') and (not suspect) and (tenant is not null));
+create index delivery_turn on outbox.delivery (sink, turn, priority desc, due_at, id) where (ready and (state = 'waiting') and (not suspect) and (turn is not null));
 create index delivery_uid on outbox.delivery (uid);
 -- Rows that count for `pending_max` and have no place in the order of a key: all but events that wait for their part of
 -- spread_seconds.
@@ -119,10 +122,11 @@ create type outbox.delivery_filter as (
     states text[], kind text, as_of timestamptz, tenant text
 );
 
--- A row as claims return it: with the seconds since 1970 at which it was due, whether it was tried before, its place among those
--- of the claim, and where the walk over tenants ended.
+-- A row as claims return it: the columns of an event that is read, whether it takes part in the order of its key, its counters,
+-- its lease, whether it was tried before, the seconds since 1970 at which it was due, its place among those of the claim, and
+-- where the walk over tenants ended.
 create type outbox_internal.claimed_row as (
     id bigint, shard smallint, uid text, type text, key text, payload bytea, content_type text, headers text,
-    deliver_at timestamptz, created_at timestamptz, ordered boolean, attempts integer, claims integer, fault text,
-    due double precision, tried boolean, place integer, tenant text
+    deliver_at timestamptz, created_at timestamptz, fault text, tenant text, ordered boolean, attempts integer, claims integer,
+    lease uuid, tried boolean, due double precision, place integer, walk_end text
 );

@@ -19,7 +19,7 @@ from psycopg.pq import TransactionStatus
 from outbox_relay import cli
 from outbox_relay.domain.outcomes import Delivered, Verdict
 from outbox_relay.postgres.connection import Connection
-from outbox_relay.postgres.rows import Claimed
+from outbox_relay.postgres.shards import Claimed
 from outbox_relay.postgres.store import Store
 from outbox_relay.sinks.calls import Call
 

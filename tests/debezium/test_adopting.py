@@ -14,7 +14,7 @@ from psycopg.types.json import Jsonb
 
 from outbox_relay import settings
 from outbox_relay.postgres.migrations import migrate
-from outbox_relay.postgres.schema_versions import SCHEMA_VERSION
+from outbox_relay.postgres.schema import SCHEMA_VERSION
 from tests.support.command import outbox_relay
 from tests.support.database import Database
 from tests.support.roles import callable_by, denied, functions, new_role

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from outbox_relay.postgres.migrations import migrate
-from outbox_relay.postgres.schema_versions import SCHEMA_VERSION
+from outbox_relay.postgres.schema import SCHEMA_VERSION
 from tests.docs.pages import blocks, commands, text
 from tests.support.database import Database, query
 from tests.support.drivers import url

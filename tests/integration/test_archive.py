@@ -16,23 +16,34 @@ from uuid import uuid4
 import pytest
 from psycopg import sql
 
-from outbox_relay.postgres.retention_statements import DayEvent
+from outbox_relay.postgres.retention import DayEvent
 from outbox_relay.postgres.store import Store
 from outbox_relay.retention import worker
-from outbox_relay.retention.rows import COLUMNS
-from tests.docs.pages import blocks
+from outbox_relay.retention.files import COLUMNS
 from tests.support.archives import archived, odd_events, run, write_config
 from tests.support.command import inside
 from tests.support.database import Database
 from tests.support.days import Connection, date_ago, emit_ago, events_of, fill_days, keep, register, table_ago
 from tests.support.power_cut import DECISIVE, PARENT, POINTS
-from tests.support.s3_stub import ERRORS, S3Stub
 from tests.support.wait import until
 
-ENDLESS = {"half": "printf '{\"sha256\": '", "slow": "exec sleep 3600"}
-"""Programs in place of the one that writes an archive."""
 FORMS = ["jsonl.zst", "parquet"]
 ROOT = Path(__file__).parents[2]
+
+
+def write_here(database: Database, owner: Connection, config: Path) -> dict[str, Any]:
+    """Check the day of 12 days ago, and write its archive in this process; return the manifest."""
+    [(lease,)] = owner.execute("select lease from outbox_internal.begin_retention(%s, 't', 60)", (uuid4(),)).fetchall()
+
+    def write() -> dict[str, Any]:
+        store = Store(lambda: database.dsn, pooler=False, connections=1)
+        store.open()
+        store.check_day(date_ago(12), lease)
+        store.close()
+        address = str(config.parent / "archive")
+        return worker.write_archive(worker.Task(database.dsn, False, address, "jsonl.zst", date_ago(12), lease, "day"))
+
+    return write()
 
 
 @pytest.fixture
@@ -92,20 +103,6 @@ def test_a_day_is_archived_byte_for_byte_and_emptied(
     assert (Path(address) / "manifest.json").stat().st_mode & 0o77 == 0
 
 
-def test_the_page_reads_an_archive(owner: Connection, config: Path) -> None:
-    odd_events(owner)
-    before = stored(owner, table_ago(12))
-    assert run(config).json["done"] == 1
-    [(address,)] = owner.execute("select archived_to from outbox.day where emptied_at is not null").fetchall()
-    [block] = [block for block in blocks("docs/operations.md") if block.language == "python"]
-    names: dict[str, Any] = {}
-    exec(compile(block.text, str(block), "exec"), names)  # noqa: S102 - of the page
-    read = [(event["uid"], event["payload"]) for event in names["events"](address)]
-    odd = {None: None, b"\xff\x00": b"\xff\x00"}
-    payloads = [odd[event.payload] if event.payload in odd else (event.payload or b"").decode() for event in before]
-    assert read == list(zip((event.uid for event in before), payloads, strict=True))
-
-
 @pytest.mark.parametrize("form", ["jsonl.zst", pytest.param("parquet", marks=pytest.mark.slow)])
 def test_a_day_is_archived_to_s3(database: Database, owner: Connection, tmp_path: Path, form: str) -> None:
     from moto.server import ThreadedMotoServer
@@ -150,16 +147,6 @@ def kept(*configs: Path) -> list[str]:
     return [reason for config in configs for reason in run(config).json["kept"].values()]
 
 
-@pytest.mark.usefixtures("keys")
-@pytest.mark.parametrize("code", ERRORS)
-def test_check_shows_why_the_archive_takes_no_object(database: Database, tmp_path: Path, code: str) -> None:
-    with S3Stub(code) as bucket:
-        config = write_config(database, tmp_path, f"s3://events/log{bucket.query}")
-        ended = inside("check", "--online", "-c", config)
-    said = f"retention.archive: s3://events/log: cannot write a small object: {code}: {ERRORS[code][1]}"
-    assert (ended.code, said in ended.err) == (2, True), ended.err
-
-
 def test_an_archive_that_cannot_be_written_empties_nothing(
     database: Database, owner: Connection, tmp_path: Path
 ) -> None:
@@ -181,41 +168,6 @@ def test_an_archive_that_cannot_be_written_empties_nothing(
     assert run(write_config(database, tmp_path, str(tmp_path / "archive"))).code == 0
     days = inside("retention", "status", "--json", "--dsn", database.dsn).json["days"]
     assert {(day["left_because"], day["left_at"]) for day in days} == {(None, None)}
-
-
-@pytest.mark.parametrize("program", ["/nowhere/python", "half", "slow"])
-def test_an_archive_whose_process_fails_ends_with_a_sentence(
-    owner: Connection, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
-) -> None:
-    odd_events(owner)
-    for limit in ("ARCHIVE_SECONDS", "REMOVE_SECONDS"):
-        monkeypatch.setattr(f"outbox_relay.retention.archiver.{limit}", 1.0)
-    if program in ENDLESS:
-        script = tmp_path / program
-        script.write_text(f"#!/bin/sh\n{ENDLESS[program]}\n")
-        script.chmod(0o755)
-        program = str(script)
-    monkeypatch.setattr("outbox_relay.retention.archiver.sys.executable", program)
-    ended = run(config)
-    assert ended.code == 1
-    [reason] = ended.json["kept"].values()
-    assert "its process failed (" in reason or "no answer within 1 s" in reason
-    assert events_of(owner, table_ago(12)) == 54
-
-
-def write_here(database: Database, owner: Connection, config: Path) -> dict[str, Any]:
-    """Check the day of 12 days ago, and write its archive in this process; return the manifest."""
-    [(lease,)] = owner.execute("select lease from outbox_internal.begin_retention(%s, 't', 60)", (uuid4(),)).fetchall()
-
-    def write() -> dict[str, Any]:
-        store = Store(lambda: database.dsn, pooler=False, connections=1)
-        store.open()
-        store.check_day(date_ago(12), lease)
-        store.close()
-        address = str(config.parent / "archive")
-        return worker.write_archive(worker.Task(database.dsn, False, address, "jsonl.zst", date_ago(12), lease, "day"))
-
-    return write()
 
 
 def test_a_day_of_many_parts_is_archived_in_order(

@@ -13,9 +13,14 @@ from outbox_relay.postgres.store import Store
 from outbox_relay.retention import archiver
 from tests.support.archives import odd_events, run, write_config
 from tests.support.database import Database
-from tests.support.days import Connection, date_ago, emit_ago
+from tests.support.days import Connection, date_ago
 
 NAMES = "select array_remove(array[archived_to, writing_to] || unfinished, null) from outbox.day where day = %s"
+
+
+def refuse(*_: Any) -> None:
+    """Fail as a parent process does that gives an archive up after it was written."""
+    raise ArchiveFailed("here", "given up")
 
 
 @pytest.fixture
@@ -61,32 +66,4 @@ def test_archives_that_cannot_be_removed_stay_named_until_they_are(
             assert named(owner) == folders(config)
     assert run(config).json["emptied"] == [date_ago(12)]
     assert len(folders(config)) == 1
-    assert named(owner) == folders(config)
-
-
-def refuse(*_: Any) -> None:
-    """Fail as a parent process does that gives an archive up after it was written."""
-    raise ArchiveFailed("here", "given up")
-
-
-@pytest.mark.slow  # restarts a server
-def test_an_archive_of_a_server_that_was_restarted_is_removed(
-    owner: Connection, config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Goes red when a verified archive that does not count any more is forgotten by the check."""
-    odd_events(owner)
-    with monkeypatch.context() as restarted:
-        inner = Store.empty_day
-
-        def again(self: Store, day: str, lease: int, events: int) -> str:
-            owner.execute("update outbox.day set archived_on = 'another server', checked_on = 'another server'")
-            return inner(self, day, lease, events)
-
-        restarted.setattr(Store, "empty_day", again)
-        assert run(config).json["emptied"] == []
-        [first] = folders(config)
-        assert named(owner) == {first}
-    emit_ago(owner, 12)
-    assert run(config).json["emptied"] == [date_ago(12)]
-    assert first not in folders(config)
     assert named(owner) == folders(config)

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-import pytest
-from psycopg import errors
-
-from outbox_relay.postgres.migrations import migrate
-from tests.support.chores import doing
 from tests.support.database import Database, query
 from tests.support.days import one, retention
-from tests.support.deliveries import has
-from tests.support.ledger import ledger
-from tests.support.roles import new_role
 
 PARTITIONS = """
 select c.relname from pg_inherits i join pg_class c on c.oid = i.inhrelid
@@ -21,9 +13,6 @@ select c.relname from pg_inherits i join pg_class c on c.oid = i.inhrelid
 PUT = """
 insert into outbox.attempt (at, uid, sink, id, number, relay, outcome)
 values (%s, gen_random_uuid(), 's', 1, 1, 'r', 'failed')"""
-RECORD = """
-select outbox_internal.record_attempts('s', 'r', '{1}', array[gen_random_uuid()], '{1}', '{failed}', '{0}', '{1}',
-                              '{500}', '{no}', '{null}')"""
 ONE_DAY_OLD = """
 create table outbox.{0} (like outbox.attempt including defaults);
 alter table outbox.attempt attach partition outbox.{0} for values from ('{1}') to ('{2}')"""
@@ -82,26 +71,6 @@ def test_old_attempts_are_removed_a_step_at_a_time_and_young_ones_kept(database:
     names = {name for (name,) in query(database, PARTITIONS)}
     assert names >= {*kept, "attempt_default"}
     assert not names & set(gone)
-
-
-def test_a_relay_adds_and_reads_attempts_and_changes_none(database: Database) -> None:
-    with new_role(database, "relay") as relay:
-        migrate(database.dsn, grant_relay=[relay])
-        with database.connect(user=relay, autocommit=True) as connection:
-            connection.execute(RECORD)
-            assert connection.execute("select count(*) from outbox.attempt").fetchone() == (1,)
-            connection.execute("select outbox_internal.make_partitions(parent => 'attempt')")
-            trim(database, user=relay)
-            with pytest.raises(errors.InsufficientPrivilege):
-                connection.execute("truncate outbox.attempt")
-
-
-def test_a_relay_makes_partitions_that_are_missing(database: Database) -> None:
-    missing = name_of(datetime.now(UTC) + timedelta(days=2))
-    with database.connect(autocommit=True) as connection:
-        connection.execute(f"drop table outbox.{missing}".encode())
-    with ledger(database) as books, doing(books.store):
-        has(database, f"select 1 where to_regclass('outbox.{missing}') is not null")
 
 
 def test_a_pass_removes_attempts_that_are_older_than_the_policy(database: Database) -> None:

@@ -106,7 +106,7 @@ def test_a_reload_whose_file_blocks_is_refused_and_the_next_one_works(relay: Rel
 
 @pytest.mark.parametrize("command", [["check"], ["config", "show"], ["status"], ["run"]])
 def test_a_command_whose_file_blocks_says_so(pipe: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]) -> None:
-    monkeypatch.setattr("outbox_relay.domain.file_reading.READ_SECONDS", 0.1)
+    monkeypatch.setattr("outbox_relay.domain.files.READ_SECONDS", 0.1)
     end = inside(*command, "-c", str(pipe))
     assert end.code == 2
     assert f"{pipe}: is not a regular file, and its contents did not arrive within 0.1 s" in end.err
@@ -116,7 +116,7 @@ def test_a_command_whose_file_blocks_says_so(pipe: Path, monkeypatch: pytest.Mon
 def test_a_file_that_the_settings_name_and_that_blocks_is_named(
     pipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str
 ) -> None:
-    monkeypatch.setattr("outbox_relay.domain.file_reading.READ_SECONDS", 0.1)
+    monkeypatch.setattr("outbox_relay.domain.files.READ_SECONDS", 0.1)
     database, sink, command = FILES[setting]
     config = tmp_path / "relay.toml"
     config.write_text((database + sink).format(file=pipe, key=KEY) + ROUTES, encoding="utf-8")

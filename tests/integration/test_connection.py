@@ -10,17 +10,14 @@ from typing import LiteralString
 
 import pytest
 from psycopg.conninfo import make_conninfo
-from psycopg.pq import TransactionStatus
 
 from outbox_relay.domain.errors import DatabaseUnavailable, StatementFailed
-from outbox_relay.postgres.connection import Connection
-from outbox_relay.postgres.schema_versions import SCHEMA_VERSION
+from outbox_relay.postgres.schema import SCHEMA_VERSION
 from outbox_relay.postgres.store import Store
 from tests.support.database import Database, end_connections, query
 from tests.support.proxy import Proxy
 from tests.support.wait import until
 
-ROWS = "select g, repeat(chr(97 + g % 26), 400) from generate_series(1, 20000) g"
 SLEEPING = "select 1 from pg_stat_activity where query = 'select pg_sleep(1.5)' and state = 'active'"
 SLEEP = "select pg_sleep(60)"
 
@@ -63,14 +60,6 @@ def test_a_statement_that_runs_out_of_time_is_cancelled_and_leaves_its_connectio
     assert time.monotonic() - began < 3
     assert (sessions(database), store.connection_losses) == (before, 0)
     assert run(store, "select 1 as one") == [(1,)]
-
-
-def test_a_long_answer_comes_whole(database: Database) -> None:
-    with Connection.connect(database.dsn, autocommit=True) as connection:
-        connection.until = time.monotonic() + 10
-        rows = connection.cursor(binary=True).execute(ROWS).fetchall()
-        assert connection.info.transaction_status == TransactionStatus.IDLE
-    assert rows == [(g, chr(97 + g % 26) * 400) for g in range(1, 20001)]
 
 
 def test_a_server_that_falls_silent_is_given_up_and_every_connection_replaced(database: Database) -> None:

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, cast
 import psycopg
 import pytest
 
-from outbox_relay.domain import authorities
-from outbox_relay.postgres import conninfo
+from outbox_relay.domain import files
+from outbox_relay.postgres.dsn import find_authorities
 from outbox_relay.workbench.embedded.ports import LOOPBACK, free_port
 from tests.support.command import Ended, inside, outbox_relay
 from tests.support.postgres import PostgresServer
@@ -161,14 +161,14 @@ def test_the_authorities_of_the_system_are_found(
     with pytest.raises(psycopg.OperationalError):
         psycopg.connect(dsn)
     monkeypatch.setattr(ssl, "get_default_verify_paths", lambda: SimpleNamespace(cafile=None))
-    monkeypatch.setattr(authorities, "FILES", (str(tmp_path), str(tls_server.authority.certificate_file)))
-    conninfo.find_authorities(dsn.replace("sslrootcert=system", ""))
+    monkeypatch.setattr(files, "AUTHORITIES", (str(tmp_path), str(tls_server.authority.certificate_file)))
+    find_authorities(dsn.replace("sslrootcert=system", ""))
     assert "SSL_CERT_FILE" not in os.environ
     monkeypatch.setenv("SSL_CERT_FILE", "")  # taken back at the end of the test
-    conninfo.find_authorities(dsn)
+    find_authorities(dsn)
     psycopg.connect(dsn).close()
     monkeypatch.setenv("SSL_CERT_FILE", "/own")
-    conninfo.find_authorities(dsn)
+    find_authorities(dsn)
     assert os.environ["SSL_CERT_FILE"] == "/own"
 
 

@@ -17,12 +17,12 @@ import psycopg
 import pytest
 
 from outbox_relay.postgres.database import statements
-from outbox_relay.postgres.delivery_statements import new_row_columns
-from outbox_relay.postgres.rows import NewRow
+from outbox_relay.postgres.parameters import PositionColumns, columns
+from outbox_relay.postgres.rows import NewRow, settled_rows
 from tests.support.database import Database
 from tests.support.deliveries import touched
 from tests.support.postgres import PostgresServer
-from tests.support.recording import settled_unrecorded, unrecorded
+from tests.support.recording import unrecorded
 
 pytestmark = pytest.mark.xdist_group("dead rows")
 
@@ -151,11 +151,9 @@ def settling(connection: Connection) -> dict[str, Any]:
     """Return a settlement of events whose keys have dead rows."""
     registered(connection)
     rows = [NewRow(event, shard, "waiting", ordered=True) for event, shard in emitted(connection)]
-    nothing = dict.fromkeys((
-        "shards", "epochs", "places", "a_seqs", "a_snapshots", "a_nexts", "b_seqs", "b_snapshots", "b_nexts", "lasts"
-    ), ())  # fmt: skip
-    parameters = {**nothing, **new_row_columns(rows, dict.fromkeys(SHARDS, 1)), **settled_unrecorded()}
-    return {"sink": SINK, "owner": OWNER, "server": None} | {n: [*v] if v == () else v for n, v in parameters.items()}
+    moved = {"shards": [], "epochs": [], "places": [], **columns("position_", PositionColumns._fields, [])}
+    settlement = settled_rows(rows, dict.fromkeys(SHARDS, 1), (), None)
+    return {"sink": SINK, "owner": OWNER, "server": None, **moved, **settlement}
 
 
 def leased(connection: Connection) -> dict[str, Any]:
@@ -170,8 +168,8 @@ def leased(connection: Connection) -> dict[str, Any]:
     leases = dict(connection.execute("select id, lease from outbox.delivery where lease is not null").fetchall())
     return {
         "sink": SINK,
-        "ids": ids,
-        "leases": [leases[event] for event in ids],
+        "row_id": ids,
+        "row_lease": [leases[event] for event in ids],
         "server": None,
         **unrecorded(len(ids)),
     }
@@ -180,10 +178,15 @@ def leased(connection: Connection) -> dict[str, Any]:
 def failed(connection: Connection) -> dict[str, Any]:
     """Return an update of leased rows that wait again."""
     found = leased(connection)
-    count = len(found["ids"])
+    count = len(found["row_id"])
     outcome = {
-        "states": "waiting", "due_in": 60.0, "attempts": 1, "errors": "said no", "statuses": 500, "last_attempts": None,
-    }  # fmt: skip
+        "row_state": "waiting",
+        "row_due_in": 60.0,
+        "row_attempts": 1,
+        "row_error": "said no",
+        "row_status": 500,
+        "row_last_attempt": None,
+    }
     return found | {name: [value] * count for name, value in outcome.items()}
 
 

@@ -18,7 +18,7 @@ from psycopg.types.json import Jsonb
 
 from outbox_relay.postgres.database import statements
 from outbox_relay.postgres.migrations import migrate
-from outbox_relay.postgres.schema_versions import SCHEMA_VERSION
+from outbox_relay.postgres.schema import SCHEMA_VERSION
 from tests.support.database import Database
 from tests.support.lock_waits import SECONDS, begun, waiting
 from tests.support.schemas import next_schema

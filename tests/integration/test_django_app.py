@@ -18,7 +18,7 @@ from psycopg.conninfo import conninfo_to_dict
 from outbox_relay.contrib.django.databases import dsn_of
 from outbox_relay.contrib.django.management.commands.outbox import COMMANDS
 from outbox_relay.postgres.migrations import migrate
-from outbox_relay.postgres.schema_versions import SCHEMA_VERSION
+from outbox_relay.postgres.schema import SCHEMA_VERSION
 from tests.docs.parsing import parsers
 from tests.support import django_site
 from tests.support.database import Database, query

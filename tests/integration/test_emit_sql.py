@@ -10,8 +10,7 @@ from psycopg import errors, sql
 
 from outbox_relay import outbox
 from outbox_relay.postgres.migrations import migrate
-from outbox_relay.postgres.schema_script import script
-from outbox_relay.postgres.schema_versions import SCHEMA_VERSION
+from outbox_relay.postgres.schema import SCHEMA_VERSION, script
 from tests.support.database import Database
 
 WAKE_LOCK = (1869967971, 1)

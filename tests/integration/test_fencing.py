@@ -18,8 +18,8 @@ import pytest
 
 from outbox_relay.domain.errors import LeaseLost, StatementFailed
 from outbox_relay.domain.event import SHARDS, StoredEvent
-from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import DELIVERED, Unavailable, Verdict
+from outbox_relay.domain.times import lease_clock
 from outbox_relay.postgres.rows import NewRow
 from outbox_relay.sinks.calls import Call, Completions, Sink
 from tests.support.database import Database

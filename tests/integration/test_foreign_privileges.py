@@ -11,9 +11,8 @@ from psycopg import errors
 from outbox_relay import outbox
 from outbox_relay.domain.errors import DatabaseUnusable
 from outbox_relay.postgres.migrations import migrate
-from outbox_relay.postgres.schema_script import script
-from outbox_relay.postgres.schema_versions import SCHEMA_FOLDER
-from outbox_relay.postgres.session_settings import CORRECTED_SETTINGS, NEWER_SETTINGS, SESSION_SETTINGS
+from outbox_relay.postgres.schema import SCHEMA_FOLDER, script
+from outbox_relay.postgres.session_settings import CHECKED_SETTINGS, SESSION_SETTINGS
 from outbox_relay.postgres.store import Store
 from tests.support.database import Database
 from tests.support.postgres import PostgresServer
@@ -139,33 +138,6 @@ def test_default_privileges_give_nothing_away(empty_database: Database, owned: s
             assert re.search(r"FROM \('\S+ 00:00:00\+00'\) TO \('\S+ 00:00:00\+00'\)", bounds[0])
 
 
-def test_an_upgrade_takes_back_what_default_privileges_gave_alone(
-    empty_database: Database, owned: str, tmp_path: Path
-) -> None:
-    with new_role(empty_database, "app") as app, new_role(empty_database, "auditor") as auditor:
-        migrate(empty_database.dsn_as(owned), grant_emit=[app])
-        hostile(empty_database, owned, app)
-        with empty_database.connect(user=owned, autocommit=True) as conn:
-            conn.execute(f"grant usage on schema outbox to {auditor}".encode())
-            conn.execute(f"grant select on outbox.sink to {auditor}".encode())
-            conn.execute("grant execute on function outbox.emit_raw to public")
-        found = migrate(empty_database.dsn_as(owned), folder=next_schema(tmp_path / "schema"))
-        assert [note for note in found.notes if "default privileges" not in note] == [
-            "PUBLIC has EXECUTE on function emit_raw: outbox-relay migrate --revoke-others revokes it",
-            *(
-                f'role "{auditor}" has {what}: outbox-relay migrate --revoke-others revokes it'
-                for what in ("USAGE on schema outbox", "SELECT on table sink")
-            ),
-        ]
-        with empty_database.connect(user=auditor) as conn:
-            conn.execute("select name from outbox.sink")
-            conn.execute("select outbox.emit_raw('t', '1')")
-        refused_to_an_application(empty_database, app)
-        denied(empty_database, app, "select from outbox.extra")
-        denied(empty_database, app, "select outbox_internal.extra()")
-        denied(empty_database, auditor, "select outbox_internal.extra()")
-
-
 def refused_to_an_application(database: Database, app: str) -> None:
     """Assert that the application emits, and may do nothing else of ``TRIED``."""
     with database.connect(user=app) as conn:
@@ -267,47 +239,7 @@ def test_positions_that_nothing_outranks_cannot_be_deleted(database: Database, r
         owner.execute("delete from outbox.progress")
 
 
-def test_one_trim_is_bounded_and_leaves_every_shard_where_it_stands(database: Database, relay: str) -> None:
-    """A ledger that has grown is trimmed in calls that each come to their end; epochs rank before what came later."""
-    trim = (STATEMENTS / "trim_progress.sql").read_text(encoding="utf-8").encode()
-    with database.connect(user=relay, autocommit=True) as conn:
-        conn.execute(REGISTER)
-        conn.execute(
-            "insert into outbox.progress (sink, shards, epochs, a_seq, a_snapshot, a_next, last_id)"
-            " select 's', array[n % 64, (n + 1) % 64], array[(1 + n % 3)::bigint << 40, 1::bigint << 41],"
-            " n, '3:3:', 3, 0 from generate_series(1, 12000) n"
-        )
-        before = conn.execute("select * from outbox.standing").fetchall()
-        counts = [count for _ in range(5) for (count,) in conn.execute(trim, {"most": 5000}).fetchall()]
-        assert max(counts) < 5000
-        assert counts[-1] == 0
-        assert conn.execute("select * from outbox.standing").fetchall() == before
-        [(left,)] = conn.execute("select count(*) from outbox.progress").fetchall()
-        assert left == 12001 - sum(counts)
-        assert left <= 64
-
-
 REGISTER = """select outbox_internal.register_sinks('[{"name": "s", "patterns": ["*"]}]', 0, '3:3:', 3)"""
-
-
-def test_locks_that_a_stranger_holds_stop_nothing(
-    database: Database, relay: str, stranger: str, empty_database: Database
-) -> None:
-    for place in (database, empty_database):
-        with place.connect(user=stranger) as holder:
-            holder.execute("select pg_advisory_lock(1869967971, n) from generate_series(1, 9) n")
-            holder.execute("select pg_advisory_lock(k) from generate_series(1, 9) k")
-            migrate(place.dsn, grant_relay=[relay])
-            with place.connect(user=relay) as conn:
-                assert conn.execute("select outbox_internal.make_partitions(9)").fetchone() == (2,)
-
-
-def test_two_sessions_do_not_make_partitions_at_once(database: Database, relay: str) -> None:
-    with database.connect(user=relay) as first, database.connect(user=relay) as second:
-        assert first.execute("select outbox_internal.make_partitions(8)").fetchone() == (2,)
-        assert second.execute("select outbox_internal.make_partitions(12)").fetchone() == (0,)
-        first.commit()
-        assert second.execute("select outbox_internal.make_partitions(12)").fetchone() == (1,)
 
 
 # -- the defaults of a relay's role --------------------------------------------------------------------------------
@@ -316,16 +248,16 @@ def test_two_sessions_do_not_make_partitions_at_once(database: Database, relay: 
 def test_a_relays_role_gets_the_settings_that_a_pooler_cannot_carry(database: Database) -> None:
     with new_role(database, "relay") as relay, database.connect(autocommit=True) as admin:
         admin.execute(f"alter role {relay} set timezone = 'Asia/Tokyo'".encode())
-        admin.execute(f"alter role {relay} in database {database.name} set bytea_output = 'escape'".encode())
+        admin.execute(f"alter role {relay} in database {database.name} set row_security = 'on'".encode())
         admin.execute(f"alter database {database.name} set default_transaction_isolation = 'serializable'".encode())
         assert migrate(database.dsn, grant_relay=[relay]).notes == ()
         found = migrate(database.dsn, role_settings=True)
         [note] = found.notes
         assert note.startswith(f'set for role "{relay}" in this database, where something else stood before (')
-        for before in ("TimeZone = 'Asia/Tokyo'", "bytea_output = 'escape'", "isolation = 'serializable'"):
+        for before in ("TimeZone = 'Asia/Tokyo'", "row_security = 'on'", "isolation = 'serializable'"):
             assert before in note.partition("): ")[0]
         with database.connect(user=relay) as conn:
-            for name, value in (("timezone", "UTC"), ("bytea_output", "hex"), ("search_path", "pg_catalog"),
+            for name, value in (("timezone", "UTC"), ("row_security", "off"), ("search_path", "pg_catalog"),
                                 ("transaction_isolation", "read committed")):  # fmt: skip
                 assert conn.execute(f"show {name}".encode()).fetchone() == (value,)
         assert migrate(database.dsn, role_settings=True).notes == ()
@@ -334,8 +266,7 @@ def test_a_relays_role_gets_the_settings_that_a_pooler_cannot_carry(database: Da
 def test_the_settings_are_those_of_the_relay() -> None:
     text = (SCHEMA_FOLDER / "role_settings.sql").read_text(encoding="utf-8")
     listed = dict(re.findall(r"\['(\w+)', '([^']*)'\]", text))
-    newer = {name: value for name, (_, value) in NEWER_SETTINGS.items()}
-    assert listed == {**SESSION_SETTINGS, **CORRECTED_SETTINGS, **newer}
+    assert listed == {**SESSION_SETTINGS, **CHECKED_SETTINGS}
 
 
 # -- encodings ------------------------------------------------------------------------------------------------------

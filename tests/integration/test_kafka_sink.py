@@ -11,8 +11,8 @@ import pytest
 
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.event import StoredEvent
-from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import DELIVERED, Delivered, Refused, Unavailable, Verdict
+from outbox_relay.domain.times import lease_clock
 from outbox_relay.formats.topics import TopicTemplate
 from outbox_relay.sinks.contract.handing import an_event, hand_over, hand_over_all, some_events
 from outbox_relay.sinks.kafka import KafkaSink

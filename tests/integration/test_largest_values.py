@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from outbox_relay.domain.outcomes import MOST_ATTEMPTS
-from outbox_relay.domain.retry import RetryPolicy
-from tests.support.database import Database, query
+from outbox_relay.domain.outcomes import RetryPolicy
+from tests.support.database import Database
 from tests.support.deliveries import delivered, emit, has, ids
 from tests.support.memory_sink import MemorySink, fails
 from tests.support.relay_harness import RelayHarness, running, spec
@@ -49,17 +48,6 @@ def test_a_row_of_as_many_claims_as_there_can_be_is_dead_and_others_are_delivere
         )
     assert state == "dead"
     assert said.startswith(error)
-
-
-def test_a_row_of_many_attempts_is_delivered_and_its_record_counts_no_further(database: Database) -> None:
-    wanted = rows_that_wait(database)
-    call(database, "update outbox.delivery set attempts = 2147483647")
-    call(database, DUE)
-    sink = MemorySink()
-    with running(database.dsn, (spec("s", record_attempts="all"), sink)):
-        delivered(sink, wanted)
-        has(database, "select 1 where not exists (select from outbox.delivery)")
-    assert query(database, "select max(number) from outbox.attempt") == [(MOST_ATTEMPTS,)]
 
 
 def test_shards_at_the_last_epoch_or_of_many_crashes_keep_no_other_shard_from_being_claimed(

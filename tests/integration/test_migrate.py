@@ -11,7 +11,6 @@ from uuid import uuid4
 import psycopg
 import pytest
 from psycopg import sql
-from sqlalchemy import NullPool, create_engine, text
 
 from outbox_relay import outbox
 from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable, RelayError, RightMissing
@@ -19,8 +18,7 @@ from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Verdict
 from outbox_relay.postgres.errors import explain
 from outbox_relay.postgres.migrations import MigrationResult, migrate
-from outbox_relay.postgres.schema_script import script
-from outbox_relay.postgres.schema_versions import BASELINE, SCHEMA_VERSION, fit, migrations
+from outbox_relay.postgres.schema import BASELINE, SCHEMA_VERSION, script
 from tests.support.database import Database, query
 from tests.support.memory_sink import MemorySink
 from tests.support.postgres import PostgresServer
@@ -31,6 +29,11 @@ from tests.support.wait import until
 
 NEXT = SCHEMA_VERSION + 1
 SECRET = "s3cr#t/p@ss"
+
+
+def _answers(dsn: str) -> bool:
+    psycopg.connect(dsn).close()
+    return True
 
 
 @pytest.fixture
@@ -82,29 +85,6 @@ def test_a_migration_that_fails_changes_nothing(database: Database, folder: Path
         )
 
 
-def test_a_folder_with_a_gap(folder: Path) -> None:
-    add_migration(folder, "select 1;")
-    (folder / "migrations" / f"{NEXT:04}_extra.sql").unlink()
-    with pytest.raises(DatabaseUnusable, match="does not have every migration"):
-        migrations(folder)
-    with pytest.raises(DatabaseUnusable, match="does not hold the schema"):
-        migrations(folder / "none")
-
-
-def test_two_at_once(empty_database: Database) -> None:
-    found: list[MigrationResult] = []
-    threads = [threading.Thread(target=lambda: found.append(migrate(empty_database.dsn))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    nothing = MigrationResult(SCHEMA_VERSION, SCHEMA_VERSION)
-    assert sorted(found, key=lambda outcome: outcome.before) == [
-        MigrationResult(0, SCHEMA_VERSION),
-        *[nothing] * 3,
-    ]
-
-
 def test_the_second_waits_for_the_first(empty_database: Database) -> None:
     found: list[MigrationResult] = []
     waiting = "select 1 from pg_stat_activity where application_name like '% migrate' and wait_event_type = 'Lock'"
@@ -116,28 +96,6 @@ def test_the_second_waits_for_the_first(empty_database: Database) -> None:
         first.commit()
         second.join(timeout=20)
     assert found == [MigrationResult(SCHEMA_VERSION, SCHEMA_VERSION)]
-
-
-def test_a_lock_that_is_never_given_back(database: Database) -> None:
-    with database.connect() as conn:
-        conn.execute("set application_name = 'a forgotten shell'")
-        conn.execute("lock table outbox.meta in share row exclusive mode")
-        with pytest.raises(DatabaseUnavailable) as caught:
-            migrate(database.dsn)
-        said = str(caught.value)
-        assert f"process {conn.info.backend_pid} (user postgres, application a forgotten shell, idle in trans" in said
-        assert "Run migrate again" in said
-
-
-def test_a_table_that_is_in_use(database: Database, folder: Path) -> None:
-    add_migration(folder, "alter table outbox.event add column another integer;\n")
-    with database.connect() as conn:
-        outbox.emit(conn, "t", 1)
-        with pytest.raises(DatabaseUnavailable, match=rf"process {conn.info.backend_pid} .* in a transaction for"):
-            migrate(database.dsn, folder=folder)
-        conn.commit()
-    assert meta(database) == (SCHEMA_VERSION, BASELINE)
-    assert migrate(database.dsn, folder=folder).after == NEXT + 1
 
 
 # -- newer and older ----------------------------------------------------------------------------------------------
@@ -171,14 +129,6 @@ def test_what_depends_on_a_function_that_goes_is_named(database: Database, folde
     assert len(query(database, "select public.noted()")) == 1
 
 
-def test_functions_and_triggers_of_others_stay(database: Database, folder: Path) -> None:
-    with database.connect(autocommit=True) as owner:
-        owner.execute("create function public.look() returns trigger language plpgsql as 'begin return null; end'")
-        owner.execute("create trigger mine after insert on outbox.event for each row execute function public.look()")
-    migrate(database.dsn, folder=folder)
-    assert query(database, "select 1 from pg_trigger where tgname = 'mine'") != []
-
-
 def test_a_schema_that_was_never_released_is_refused(database: Database) -> None:
     query(database, "update outbox.meta set schema_version = 33")
     with pytest.raises(DatabaseUnusable, match="version 33, which was never released: drop it, and run migrate"):
@@ -192,7 +142,7 @@ def test_a_newer_schema_that_we_can_work_on(database: Database, folder: Path) ->
     assert meta(database) == (NEXT, BASELINE)
     found = migrate(database.dsn, grant_emit=["postgres"])
     assert found == MigrationResult(
-        NEXT, NEXT, notes=("not granted, which needs the newer outbox-relay: emit to postgres",)
+        NEXT, NEXT, notes=("its options were not applied, which needs the newer outbox-relay",)
     )
     assert str(found).startswith(
         f"schema outbox has version {NEXT}, newer than this outbox-relay's {SCHEMA_VERSION}, which works on it: nothing"
@@ -208,33 +158,6 @@ def test_a_newer_schema_that_we_cannot_work_on(database: Database, folder: Path)
         DatabaseUnusable, match=f"has version {NEXT + 1}, which needs relays made for version {NEXT} or newer"
     ):
         migrate(database.dsn)
-
-
-@pytest.mark.parametrize(
-    ("version", "min_relay", "ours", "said"),
-    [
-        (None, None, 3, "schema outbox is missing: run outbox-relay migrate"),
-        (0, 0, 3, "schema outbox is missing: run outbox-relay migrate"),
-        (2, 1, 3, "schema outbox has version 2 and this relay needs 3: run outbox-relay migrate"),
-        (3, 1, 3, None),
-        (3, 3, 3, None),
-        (4, 3, 3, None),
-        (9, 1, 3, None),
-        (
-            4,
-            4,
-            3,
-            "schema outbox has version 4, which needs relays made for version 4 or newer; "
-            "this one is made for 3: install a newer outbox-relay",
-        ),
-    ],
-)
-def test_which_schemas_fit_a_relay(version: int | None, min_relay: int | None, ours: int, said: str | None) -> None:
-    assert fit(version, min_relay, ours=ours) == said
-
-
-def test_the_schema_that_is_shipped_fits_the_relay_that_is() -> None:
-    assert fit(SCHEMA_VERSION, BASELINE) is None
 
 
 def test_a_relay_works_on_the_schema_of_the_next_version(database: Database, folder: Path) -> None:
@@ -294,21 +217,6 @@ def test_an_upgrade_beside_a_relay_and_emits_loses_and_repeats_nothing(database:
     with database.connect() as conn:
         outbox.emit(conn, "t", 1)
         assert conn.execute("select current_setting('outbox.extra') like 'outbox.emit%'").fetchone() == (True,)
-
-
-def test_functions_are_left_alone_while_the_version_stays(database: Database, folder: Path) -> None:
-    functions = (
-        "select p.oid, p.xmin from pg_proc p"
-        " where p.pronamespace = any ('{outbox, outbox_internal}'::regnamespace[]) order by 1"
-    )
-    before = query(database, functions)
-    migrate(database.dsn)
-    assert query(database, functions) == before
-    migrate(database.dsn, folder=folder)
-    after = query(database, functions)
-    assert after != before
-    migrate(database.dsn, folder=folder)
-    assert query(database, functions) == after
 
 
 # -- grants -------------------------------------------------------------------------------------------------------
@@ -416,34 +324,6 @@ def test_the_script_does_what_migrate_does(empty_database: Database, tmp_path: P
         assert conn.execute("select count(*) from outbox.event").fetchone() == (1,)
 
 
-def test_a_script_for_a_database_that_has_the_schema(database: Database, folder: Path) -> None:
-    printed = script(folder=folder, have=SCHEMA_VERSION)
-    assert "create schema" not in printed
-    with database.connect() as conn:
-        conn.execute(printed.encode())
-    assert meta(database) == (NEXT, BASELINE)
-    with database.connect() as conn, pytest.raises(psycopg.errors.RaiseException, match="this script goes from"):
-        conn.execute(printed.encode())
-
-
-def test_a_script_for_a_role_that_does_not_exist(empty_database: Database) -> None:
-    with empty_database.connect() as conn, pytest.raises(psycopg.errors.UndefinedObject, match="nobody_knows"):
-        conn.execute(script(grant_emit=["nobody_knows"]).encode())
-    assert meta(empty_database) is None
-
-
-def test_the_script_runs_in_alembic(empty_database: Database) -> None:
-    """Alembic's op.execute makes a text() of a string; its own table is found after the script as before."""
-    engine = create_engine(
-        "postgresql+psycopg://", creator=lambda: psycopg.connect(empty_database.dsn), poolclass=NullPool
-    )
-    with engine.begin() as connection:
-        connection.execute(text("create table alembic_version (version_num text)"))
-        connection.execute(text(script()))
-        connection.execute(text("insert into alembic_version values ('1')"))
-    works(empty_database)
-
-
 # -- bad input ----------------------------------------------------------------------------------------------------
 
 
@@ -477,30 +357,6 @@ def test_a_dsn_that_is_none(dsn: str) -> None:
     assert "write postgresql://" in str(error)
 
 
-def test_a_port_that_is_none() -> None:
-    assert 'invalid port number: "99999": correct the DSN' in str(refused("postgresql://127.0.0.1:99999/db"))
-
-
-@pytest.mark.parametrize("dsn", [f"postgresql://u:{SECRET}@127.0.0.1/db", "host=nowhere.invalid password=s3cr"])
-def test_a_host_that_does_not_exist(dsn: str) -> None:
-    assert isinstance(refused(dsn), DatabaseUnavailable | DatabaseUnusable)
-
-
-def test_a_server_that_does_not_answer(empty_database: Database) -> None:
-    error = refused(f"host=127.0.0.1 port=1 dbname={empty_database.name} password=s3cr")
-    assert isinstance(error, DatabaseUnavailable)
-    assert str(error) == "no connection to the database at 127.0.0.1:1: Connection refused"
-
-
-def test_a_database_or_a_user_that_does_not_exist(postgres: PostgresServer) -> None:
-    error = refused(postgres.dsn("nowhere", password="s3cr"))
-    assert isinstance(error, DatabaseUnusable)
-    assert 'database "nowhere" does not exist: create the database, or correct its name' in str(error)
-    error = refused(postgres.dsn("postgres", user="nobody", password="s3cr"))
-    assert isinstance(error, DatabaseUnusable)
-    assert 'role "nobody" does not exist: check user name and password' in str(error)
-
-
 def test_a_wrong_password_and_none(own_postgres: PostgresServer) -> None:
     with own_postgres.connect() as admin:
         admin.execute("create role guarded login password 'right'")
@@ -513,11 +369,6 @@ def test_a_wrong_password_and_none(own_postgres: PostgresServer) -> None:
     none = refused(own_postgres.dsn("postgres", "guarded"))
     assert isinstance(none, DatabaseUnusable)
     assert "requires a password, and the DSN contains none" in str(none)
-
-
-def _answers(dsn: str) -> bool:
-    psycopg.connect(dsn).close()
-    return True
 
 
 def test_no_rights(empty_database: Database, database: Database) -> None:
@@ -550,18 +401,6 @@ def test_which_errors_pass_by_themselves(states: str, kind: type[RelayError]) ->
         assert type(error) is kind, state
         assert state in str(error)
         assert "s3cret" not in str(error)
-
-
-def test_errors_without_a_state(database: Database) -> None:
-    conn = database.connect()
-    conn.close()
-    for broken in (conn.execute, conn.cursor):
-        with pytest.raises(psycopg.OperationalError) as caught:
-            broken(b"select 1")  # pyright: ignore[reportArgumentType, reportCallIssue] - both find it closed first
-        assert isinstance(explain(caught.value), DatabaseUnavailable)
-    with database.connect() as conn, pytest.raises(psycopg.ProgrammingError) as misused:
-        conn.execute("select %s", [])
-    assert isinstance(explain(misused.value), DatabaseUnavailable)
 
 
 def test_values_that_the_server_quotes_are_not_passed_on(database: Database) -> None:

@@ -10,8 +10,7 @@ import pytest
 
 from outbox_relay.domain.errors import StatementFailed
 from outbox_relay.domain.event import SHARDS, StoredEvent
-from outbox_relay.domain.outcomes import Failed, Verdict
-from outbox_relay.domain.retry import RetryPolicy
+from outbox_relay.domain.outcomes import Failed, RetryPolicy, Verdict
 from outbox_relay.domain.routing import SinkRoutes
 from outbox_relay.domain.window import BEGINNING, Position
 from outbox_relay.postgres.database import statements
@@ -129,11 +128,11 @@ def test_a_claim_passes_by_shards_that_a_settlement_has_locked(
         [event] = hand.emit("a")
         row = hand.row(event)
 
-        def rows(name: str, values: Mapping[str, Any], *_: Any) -> list[Any]:
-            return settling.execute(statements()[name], values).fetchall()
+        def run(name: str, values: Mapping[str, Any], *_: Any, **_named: Any) -> tuple[list[Any], int]:
+            return settling.execute(statements()[name], values).fetchall(), 1
 
         with monkeypatch.context() as patched:
-            patched.setattr(hand.store, "_rows", rows)
+            patched.setattr(hand.store, "_run", run)
             hand.park("s", row)
         assert set(Ledger(database, hand.store).own("s")) == set(range(SHARDS)) - {row.shard}
 

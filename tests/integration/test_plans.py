@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -17,6 +16,7 @@ import psycopg
 import pytest
 
 from outbox_relay.postgres.database import statements
+from outbox_relay.postgres.parameters import PositionColumns
 from outbox_relay.relay.log_reader import CHUNK_EVENTS
 from tests.support import plans
 from tests.support.database import Database
@@ -189,14 +189,26 @@ def settlement(ids: list[int]) -> dict[str, Any]:
     """Return the parameters of a settlement that makes rows of ``ids`` and moves no shard."""
     none = [None] * len(ids)
     moved = ("shards", "epochs", "places")
-    at = ("a_seqs", "a_snapshots", "a_nexts", "b_seqs", "b_snapshots", "b_nexts", "lasts")
+    at = tuple(f"position_{name}" for name in PositionColumns._fields)
     return {
-        "sink": SINK, "owner": OWNER, **{name: [] for name in moved + at}, "ids": ids, "states": ["held"] * len(ids),
-        "ordereds": [True] * len(ids), "due_in": none, "attempts": [0] * len(ids), "claims": [0] * len(ids),
-        "leases": none, "lease_for": none, "errors": none, "statuses": none,
-        "last_attempts": none,
-        "fence_shards": list(range(64)), "fence_epochs": [1] * 64, **settled_unrecorded(),
-    }  # fmt: skip
+        "sink": SINK,
+        "owner": OWNER,
+        **{name: [] for name in moved + at},
+        "row_id": ids,
+        "row_state": ["held"] * len(ids),
+        "row_ordered": [True] * len(ids),
+        "row_due_in": none,
+        "row_attempts": [0] * len(ids),
+        "row_claims": [0] * len(ids),
+        "row_lease": none,
+        "row_lease_for": none,
+        "row_error": none,
+        "row_status": none,
+        "row_last_attempt": none,
+        "fence_shards": list(range(64)),
+        "fence_epochs": [1] * 64,
+        **settled_unrecorded(),
+    }
 
 
 PLANNED_EMPTY = 4_000
@@ -249,22 +261,24 @@ def claiming(ids: list[int]) -> dict[str, Any]:
 def given_back(ids: list[int]) -> dict[str, Any]:
     none = [None] * len(ids)
     return {
-        "sink": SINK, "ids": ids, "leases": [OWNER] * len(ids), "states": none, "due_in": none,
-        "attempts": [1] * len(ids), "errors": none, "statuses": none, "last_attempts": none, **unrecorded(len(ids)),
-    }  # fmt: skip
+        "sink": SINK,
+        "row_id": ids,
+        "row_lease": [OWNER] * len(ids),
+        "row_state": none,
+        "row_due_in": none,
+        "row_attempts": [1] * len(ids),
+        "row_error": none,
+        "row_status": none,
+        "row_last_attempt": none,
+        **unrecorded(len(ids)),
+    }
 
 
 WITH_ROWS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
     "claim_rows": claiming,
     "settle": lambda ids: settlement([PLANNED_EMPTY - number for number in ids]),
-    "delete_rows": lambda ids: {"sink": SINK, "ids": ids, "leases": [OWNER] * len(ids), **unrecorded(len(ids))},
+    "delete_rows": lambda ids: {"sink": SINK, "row_id": ids, "row_lease": [OWNER] * len(ids), **unrecorded(len(ids))},
     "update_rows": given_back,
-    "tenants": lambda ids: {
-        "ids": ids,
-        "shards": [0] * len(ids),
-        "uids": [OWNER] * len(ids),
-        "times": [datetime.now(UTC)] * len(ids),
-    },
 }
 NO_ROWS = {"settle": settlement([])}
 """While the log is empty nothing can be settled as a row."""

@@ -15,8 +15,7 @@ from outbox_relay import outbox
 from outbox_relay.domain.circuit import CircuitPolicy
 from outbox_relay.domain.errors import DatabaseUnavailable
 from outbox_relay.domain.event import StoredEvent
-from outbox_relay.domain.outcomes import DELIVERED, Verdict
-from outbox_relay.domain.retry import RetryPolicy
+from outbox_relay.domain.outcomes import DELIVERED, RetryPolicy, Verdict
 from outbox_relay.domain.sink_limits import spread_of
 from outbox_relay.relay.keeper import Keeper
 from outbox_relay.relay.sink_spec import SinkSpec

@@ -24,7 +24,7 @@ MANY = 100_000
 TENANTS, OF_EACH, PLAIN = 1_000, 10, 10_000
 CLAIMED = 50
 ROWS = """
-insert into outbox.delivery (sink, id, shard, state, ordered, due_at, ready, priority, tenant, uid, type, payload,
+insert into outbox.delivery (sink, id, shard, state, ordered, due_at, ready, priority, turn, uid, type, payload,
                              content_type, created_at)
 select %(sink)s, %(first)s + g, g %% 64, %(state)s, false, now() + %(due)s::interval, %(ready)s, g %% 3,
        %(tenant)s || case when %(tenants)s > 0 then (g %% nullif(%(tenants)s, 0))::text else '' end, gen_random_uuid(),
@@ -69,7 +69,7 @@ def claim(connection: psycopg.Connection[Any], **changes: Any) -> list[tuple[Any
     """Claim rows."""
     values = {
         "sink": "jobs", "owner": UUID(int=1), "lease": UUID(int=2), "lease_for": 60.0, "rows": CLAIMED,
-        "bytes": 1 << 30, "most_payload": 1 << 30, "fair": False, "after_tenant": None, "tenants": True,
+        "bytes": 1 << 30, "most_payload": 1 << 30, "fair": False, "after": None,
     }  # fmt: skip
     return connection.execute(statements()["claim_queued"], {**values, **changes}).fetchall()
 
@@ -87,10 +87,10 @@ def test_a_walk_meets_each_tenant_once(connection: psycopg.Connection[Any]) -> N
     seen: list[int] = []
     tenant = None
     for _ in range(TENANTS // CLAIMED):
-        found = claim(connection, fair=True, after_tenant=tenant)
+        found = claim(connection, fair=True, after=tenant)
         tenant = found[0][-1]
         seen += [row[0] for row in found]
-    tenants = connection.execute("select distinct tenant from outbox.delivery where id = any (%s)", (seen,)).fetchall()
+    tenants = connection.execute("select distinct turn from outbox.delivery where id = any (%s)", (seen,)).fetchall()
     assert len(tenants) == TENANTS
 
 

@@ -21,6 +21,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from outbox_relay.postgres.database import statements
+from outbox_relay.postgres.parameters import PositionColumns
 from tests.support.database import Database
 from tests.support.postgres import PostgresServer
 from tests.support.recording import settled_unrecorded, unrecorded
@@ -35,7 +36,7 @@ AMPLE = 1 << 40
 TOO_LARGE = b"x" * 2_000_000
 """A payload above the ceiling."""
 WAIT_SECONDS = 10.0
-POSITION = ("a_seqs", "a_snapshots", "a_nexts", "b_seqs", "b_snapshots", "b_nexts", "lasts")
+POSITION = tuple(f"position_{name}" for name in PositionColumns._fields)
 
 
 @pytest.fixture(scope="module")
@@ -121,9 +122,18 @@ class Settlement:
     def _parameters(self) -> dict[str, Any]:
         fence = {shard: 1 for _, shard in self.events} if self.fence is None else self.fence
         row = {
-            "states": "waiting", "ordereds": True, "due_in": 0.0, "attempts": 0, "claims": 0, "leases": None,
-            "lease_for": None, "errors": None, "statuses": None, "last_attempts": None, **self.row,
-        }  # fmt: skip
+            "row_state": "waiting",
+            "row_ordered": True,
+            "row_due_in": 0.0,
+            "row_attempts": 0,
+            "row_claims": 0,
+            "row_lease": None,
+            "row_lease_for": None,
+            "row_error": None,
+            "row_status": None,
+            "row_last_attempt": None,
+            **self.row,
+        }
         at = [(0, "3:3:", 3, 900, "9:9:", 9, last) for _, last in self.moved.values()]
         return {
             "sink": self.sink,
@@ -132,7 +142,7 @@ class Settlement:
             "epochs": [epoch for epoch, _ in self.moved.values()],
             "places": [*range(1, len(at) + 1)],
             **{name: [position[n] for position in at] for n, name in enumerate(POSITION)},
-            "ids": [event for event, _ in self.events],
+            "row_id": [event for event, _ in self.events],
             **{name: [value] * len(self.events) for name, value in row.items()},
             "fence_shards": [*fence],
             "fence_epochs": [*fence.values()],
@@ -271,8 +281,9 @@ def test_trimmed_ledger_keeps_the_position_of_every_shard(connection: Connection
 
 def test_row_that_is_there_already_stays_as_it_is(connection: Connection, sink: str) -> None:
     event = emitted(connection)
-    assert Settlement(sink, [event], row={"attempts": 3, "errors": "first"}).run(connection)
-    assert Settlement(sink, [event, event], row={"attempts": 9, "states": "held", "errors": "second"}).run(connection)
+    assert Settlement(sink, [event], row={"row_attempts": 3, "row_error": "first"}).run(connection)
+    row = {"row_attempts": 9, "row_state": "held", "row_error": "second"}
+    assert Settlement(sink, [event, event], row=row).run(connection)
     rows = connection.execute("select state, attempts, last_error from outbox.delivery where sink = %s", (sink,))
     assert rows.fetchall() == [("waiting", 3, "first")]
 
@@ -436,7 +447,7 @@ def test_no_row_is_claimed_twice_however_many_claim(database: Database, connecti
                 ids = claimed(mine, sink, lease=lease, rows=5 + number)
                 with lock:
                     got.update(ids)
-                done = call(mine, "delete_rows", sink=sink, ids=ids, leases=[lease] * len(ids))
+                done = call(mine, "delete_rows", sink=sink, row_id=ids, row_lease=[lease] * len(ids))
                 assert sorted(event for event, _ in done) == ids
 
     with ThreadPoolExecutor(4) as pool:
@@ -479,7 +490,7 @@ def test_row_that_was_given_back_while_it_was_looked_for_is_left(
             assert not found.done(), "the claim did not pause"
             query = "update outbox.delivery set lease = %s, lease_until = now() + interval '1 h' where sink = %s"
             other.execute(query, (lease, sink))
-            assert given_back(other, sink, lease, state, due_in=due_in) == [(1,)]
+            assert given_back(other, sink, lease, state, row_due_in=due_in) == [(1,)]
             other.execute("select pg_advisory_unlock(%s)", (PAUSE,))
         assert found.result() == []
 
@@ -508,12 +519,20 @@ def test_followers_are_not_claimed_behind_what_another_has_just_claimed(
 
 def given_back(connection: Connection, sink: str, lease: UUID, state: str | None, **changes: Any) -> list[Any]:
     """Give back row 1, by default due in an hour after a second attempt."""
-    row = {"due_in": 3600.0, "attempts": 2, "errors": "said no", "statuses": 500, **changes}
+    row = {"row_due_in": 3600.0, "row_attempts": 2, "row_error": "said no", "row_status": 500, **changes}
     return call(
-        connection, "update_rows", sink=sink, ids=[1], leases=[lease], states=[state], due_in=[row["due_in"]],
-        attempts=[row["attempts"]], errors=[row["errors"]], statuses=[row["statuses"]],
-        last_attempts=[row.get("last_attempts")],
-    )  # fmt: skip
+        connection,
+        "update_rows",
+        sink=sink,
+        row_id=[1],
+        row_lease=[lease],
+        row_state=[state],
+        row_due_in=[row["row_due_in"]],
+        row_attempts=[row["row_attempts"]],
+        row_error=[row["row_error"]],
+        row_status=[row["row_status"]],
+        row_last_attempt=[row.get("row_last_attempt")],
+    )
 
 
 def row_state(connection: Connection, sink: str) -> tuple[Any, ...]:
@@ -530,10 +549,10 @@ def test_row_done_needs_its_lease(connection: Connection, sink: str) -> None:
     add(connection, sink, 1)
     lease = uuid4()
     assert claimed(connection, sink, lease=lease) == [1]
-    assert call(connection, "delete_rows", sink=sink, ids=[1], leases=[uuid4()]) == []
-    assert call(connection, "delete_rows", sink="another", ids=[1], leases=[lease]) == []
+    assert call(connection, "delete_rows", sink=sink, row_id=[1], row_lease=[uuid4()]) == []
+    assert call(connection, "delete_rows", sink="another", row_id=[1], row_lease=[lease]) == []
     assert written(connection, sink) == (1, 0)
-    assert call(connection, "delete_rows", sink=sink, ids=[1], leases=[lease]) == [(1, False)]
+    assert call(connection, "delete_rows", sink=sink, row_id=[1], row_lease=[lease]) == [(1, False)]
     assert written(connection, sink) == (0, 0)
 
 
@@ -556,7 +575,7 @@ def test_row_done_says_whether_rows_of_its_key_are_left(
     add(connection, sink, 2)
     assert claimed(connection, sink, lease=lease) == [2]
     add(connection, sink, 3 if later else 1, **other)
-    assert call(connection, "delete_rows", sink=sink, ids=[2], leases=[lease]) == [(2, followed)]
+    assert call(connection, "delete_rows", sink=sink, row_id=[2], row_lease=[lease]) == [(2, followed)]
 
 
 def test_row_back_needs_its_lease(connection: Connection, sink: str) -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from psycopg import errors
 
-from outbox_relay.domain.errors import StatementFailed
-from outbox_relay.postgres.retention_statements import DayCheck
-from outbox_relay.postgres.store import Store
 from tests.support.database import Database
 from tests.support.days import (
     DEAD,
@@ -83,30 +79,6 @@ def test_each_day_of_forty_is_kept_by_what_needs_it_alone(database: Database, ow
     assert one(owner, "select sum(count) from outbox.audit where action = 'retention'") == 3 * 33
 
 
-@pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "not recorded either"])
-def test_a_day_whose_check_takes_too_long_does_not_stop_the_others(
-    database: Database, owner: Connection, monkeypatch: pytest.MonkeyPatch, recorded: bool
-) -> None:
-    fill_days(owner, 12, 11)
-    emit_ago(owner, 0)
-    keep(owner, 5)
-    inner = Store.check_day
-
-    def slow(self: Store, day: str, lease: int | None) -> DayCheck:
-        if day == date_ago(12):
-            raise StatementFailed("canceling statement due to statement timeout", "57014")
-        return inner(self, day, lease)
-
-    def slow_record(*_: Any) -> None:
-        raise StatementFailed("canceling statement due to statement timeout", "57014")
-
-    monkeypatch.setattr(Store, "check_day", slow)
-    if not recorded:
-        monkeypatch.setattr(Store, "leave_day", slow_record)
-    found = retention(database, "run", "--json").json
-    assert (found["emptied"], list(found["kept"])) == ([date_ago(11)], [date_ago(12)])
-
-
 # -- what may change between the check and the lock -------------------------------------------------------------
 
 
@@ -120,11 +92,6 @@ def checked(owner: Connection) -> int:
     assert lease is not None
     assert check(owner, date_ago(12), lease) == []
     return lease
-
-
-def test_a_checked_day_is_emptied(owner: Connection, checked: int) -> None:
-    assert empty(owner, date_ago(12), checked) == "emptied"
-    assert events_of(owner, table_ago(12)) == 0
 
 
 @pytest.mark.fence("an event is committed into a day after it was checked")
@@ -156,17 +123,6 @@ def test_a_sink_that_is_registered_after_the_check_has_the_day_checked_again(
     assert events_of(owner, table_ago(12)) == 3
     kept = check(owner, date_ago(12), checked)
     assert [keeper["name"] for keeper in kept] == (["crm"] if start == "beginning" else [])
-
-
-def test_a_change_of_sinks_that_is_not_committed_yet_is_not_overtaken(
-    database: Database, owner: Connection, checked: int
-) -> None:
-    with database.connect() as other:
-        register_in = "select * from outbox_internal.register_sinks(%s, 0, '3:3:', 3)"
-        other.execute(register_in, (json.dumps([{"name": "s", "patterns": ["*"], "start": "beginning"}]),))
-        assert empty(owner, date_ago(12), checked) == "locked"
-        other.commit()
-    assert empty(owner, date_ago(12), checked) == "again"
 
 
 def test_a_transaction_that_wrote_into_the_day_keeps_it_and_is_named(database: Database, owner: Connection) -> None:
@@ -244,13 +200,3 @@ def test_a_clock_that_jumps_ahead_empties_nothing(database: Database, owner: Con
     assert retention(database, "status", "--json").json["hold_until"]
     owner.execute("update outbox.retention set hold_until = now() - interval '1 second'")
     assert retention(database, "run", "--json").json["done"] == 2
-
-
-def test_a_log_of_another_cluster_is_not_emptied_before_a_rebase(database: Database, owner: Connection) -> None:
-    fill_days(owner, 12, 12)
-    emit_ago(owner, 0)
-    keep(owner, 5)
-    owner.execute("update outbox.meta set system_identifier = 1")
-    ended = retention(database, "run")
-    assert (ended.code, "rebase" in ended.err) == (2, True), ended
-    assert events_of(owner, table_ago(12)) == 3

@@ -7,10 +7,13 @@ from collections.abc import Iterator
 import pytest
 from psycopg import errors
 
-from outbox_relay.postgres.migrations import migrate
 from tests.support.database import Database
 from tests.support.days import Connection, begin, date_ago, emit_ago, fill_days, keep, one
-from tests.support.roles import new_role
+
+
+def is_archived(connection: Connection, lease: int) -> bool:
+    """Check the old day, and return whether a verified archive has all of its events."""
+    return one(connection, "select archived from outbox_internal.check_day(%s::date, %s)", date_ago(12), lease)
 
 
 @pytest.fixture
@@ -35,11 +38,6 @@ def archived(owner: Connection) -> int:
     return lease
 
 
-def is_archived(connection: Connection, lease: int) -> bool:
-    """Check the old day, and return whether a verified archive has all of its events."""
-    return one(connection, "select archived from outbox_internal.check_day(%s::date, %s)", date_ago(12), lease)
-
-
 # -- rebase -----------------------------------------------------------------------------------------------------
 
 
@@ -51,44 +49,7 @@ def test_an_archive_from_before_a_rebase_counts_for_nothing(owner: Connection, a
     assert one(owner, f"select outbox_internal.empty_day('{date_ago(12)}', {archived}, 3)") == "archive"
 
 
-def test_an_archive_that_is_written_during_a_rebase_is_not_recorded(owner: Connection) -> None:
-    lease = begin(owner)
-    assert lease is not None
-    is_archived(owner, lease)
-    owner.execute("select outbox_internal.begin_archive(%s::date, %s, 'a')", (date_ago(12), lease))
-    owner.execute("select outbox.rebase()")
-    with pytest.raises(errors.ObjectNotInPrerequisiteState, match="no check"):
-        owner.execute("select outbox_internal.record_archive(%s::date, %s, 'a', 'hash', 3)", (date_ago(12), lease))
-
-
 # -- archives ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("owner")
-def test_a_role_without_payloads_cannot_say_that_a_day_is_archived(database: Database) -> None:
-    with new_role(database, "operate") as operate:
-        migrate(database.dsn, grants={"operate": [operate]})
-        with database.connect(user=operate, autocommit=True) as connection:
-            lease = begin(connection)
-            assert lease is not None
-            is_archived(connection, lease)
-            for call in ("begin_archive(%s::date, %s, 'a')", "record_archive(%s::date, %s, 'a', 'hash', 0)"):
-                with pytest.raises(errors.InsufficientPrivilege):
-                    connection.execute(f"select outbox_internal.{call}".encode(), (date_ago(12), lease))
-            assert one(connection, f"select outbox_internal.empty_day('{date_ago(12)}', {lease}, 3)") == "archive"
-
-
-def test_only_the_archive_that_was_begun_can_be_recorded(owner: Connection) -> None:
-    lease = begin(owner)
-    assert lease is not None
-    is_archived(owner, lease)
-    record = "select outbox_internal.record_archive(%s::date, %s, %s, 'hash', 3)"
-    with pytest.raises(errors.ObjectNotInPrerequisiteState, match="no archive b was begun"):
-        owner.execute(record.encode(), (date_ago(12), lease, "b"))
-    owner.execute("select outbox_internal.begin_archive(%s::date, %s, 'a')", (date_ago(12), lease))
-    with pytest.raises(errors.ObjectNotInPrerequisiteState, match="no archive b was begun"):
-        owner.execute(record.encode(), (date_ago(12), lease, "b"))
-    owner.execute(record.encode(), (date_ago(12), lease, "a"))
 
 
 def test_a_lease_cannot_be_guessed(owner: Connection) -> None:

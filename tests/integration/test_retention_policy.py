@@ -72,19 +72,3 @@ def test_the_first_file_of_a_new_database_waits_a_day_if_it_would_empty_somethin
     wait_for(owner, 25)
     begin(owner, me)
     assert one(owner, f"select {name} from outbox.retention") == 7
-
-
-def test_a_value_that_becomes_less_waits_for_a_day_of_its_own(owner: Connection) -> None:
-    me = uuid4()
-    assert asks(owner, me, 365) == 365
-    assert asks(owner, me, 364) == 365
-    wait_for(owner, 25)
-    assert asks(owner, me, 7) == 365
-    wait_for(owner, 23)
-    assert asks(owner, me, 30) == 365
-    wait_for(owner, 2)
-    assert asks(owner, me, 30) == 30
-    changes = owner.execute("select filter ->> 'keep_days', actor from outbox.audit where action = 'retention policy'")
-    assert changes.fetchall()[-1] == ("30", "test")
-    assert asks(owner, me, 365) == 365
-    assert one(owner, "select count(*) from outbox.audit where filter ->> 'keep_days' = '364'") == 0

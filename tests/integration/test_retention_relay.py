@@ -10,13 +10,13 @@ from uuid import uuid4
 
 import pytest
 import structlog
-from outbox_relay.settings.retention import RetentionSettings
 from structlog.testing import capture_logs
 
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.chores import Chore
 from outbox_relay.relay.retention import Retention
 from outbox_relay.retention.archiver import archiver_for
+from outbox_relay.settings.model import RetentionSettings
 from tests.support.chores import doing
 from tests.support.database import Database
 from tests.support.days import (

@@ -18,7 +18,6 @@ from tests.support.days import (
     events_of,
     fill_days,
     keep,
-    make_day,
     one,
     register,
     retention,
@@ -68,16 +67,6 @@ def test_an_empty_partition_is_removed_and_one_with_an_event_is_not(database: Da
     retention(database, "run")
     parts = owner.execute("select part, events from outbox.day where day = %s order by part", (date_ago(11),))
     assert parts.fetchall() == [(1, 3), (2, 1)]
-
-
-def test_a_partition_is_not_removed_while_an_emitter_is_open(database: Database, owner: Connection) -> None:
-    make_day(owner, 12)
-    keep(owner, 5)
-    lease = begin(owner)
-    with database.connect() as app:
-        app.execute("select outbox.emit('a', '1')")
-        assert one(owner, f"select outbox_internal.drop_day({lease})") is None
-    assert str(one(owner, f"select outbox_internal.drop_day({lease})")) == date_ago(12)
 
 
 def test_uids_are_kept_while_an_event_or_a_row_has_them(database: Database, owner: Connection) -> None:

@@ -11,13 +11,12 @@ import pytest
 from psycopg import errors, sql
 
 from outbox_relay import outbox
-from outbox_relay.domain.errors import DatabaseUnusable
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Verdict
 from outbox_relay.postgres.migrations import migrate
 from tests.support.database import Database
 from tests.support.memory_sink import MemorySink
-from tests.support.relay_harness import CountingStore, running, spec
+from tests.support.relay_harness import running, spec
 from tests.support.roles import STATEMENTS, callable_by, denied, functions, new_role
 from tests.support.wait import until
 
@@ -100,21 +99,6 @@ def test_an_application_can_call_its_functions_and_no_other(database: Database, 
     denied(database, app, "select nextval('outbox.event_id_seq')")
     denied(database, app, "select last_value from outbox.event_id_seq")
     denied(database, app, "create table outbox.mine ()")
-
-
-def test_no_role_of_ours_may_choose_an_id_or_an_xid(database: Database, app: str, relay: str) -> None:
-    for user in (app, relay):
-        for statement in (
-            "insert into outbox.event (id, uid, type, content_type) values (default, gen_random_uuid(), 't', 'c')",
-            "insert into outbox.event (xid, uid, type, content_type) values (default, gen_random_uuid(), 't', 'c')",
-            "insert into outbox.event_default (id, uid, type, content_type) values (1, gen_random_uuid(), 't', 'c')",
-            "copy outbox.event (id, xid) from stdin",
-            "update outbox.event set type = 'x'",
-            "delete from outbox.event",
-            "truncate outbox.event",
-            "select setval('outbox.event_id_seq', 1)",
-        ):
-            denied(database, user, statement)
 
 
 def test_a_stranger_and_public_have_nothing(database: Database, app: str, relay: str, stranger: str) -> None:
@@ -216,36 +200,6 @@ def test_a_relay_works_with_its_grants_alone(database: Database, relay: str) -> 
         until(settled, seconds=30, what="40 events are delivered and 10 are dead")
 
 
-SEQUENCE_DENIED = (
-    r"^the database says: permission denied for sequence event_id_seq \(42501\): "
-    r"run outbox-relay migrate --grant-relay ROLE"
-)
-
-
-def forbid_sequence(database: Database, relay: str) -> None:
-    """Revoke from a relay's role what it needs to read the sequence of event ids."""
-    with database.connect(autocommit=True) as admin:
-        admin.execute(f"revoke all on sequence outbox.event_id_seq from {relay}".encode())
-
-
-@pytest.mark.parametrize("events", [0, 3], ids=["empty log", "events"])
-def test_a_tick_without_rights_on_the_id_sequence_is_refused(database: Database, relay: str, events: int) -> None:
-    """PostgreSQL 18 returns null for the value of such a sequence, as for one that was never used; 15 to 17 refuse."""
-    with database.connect() as conn:
-        outbox.emit_many(conn, [outbox.Event("t", n) for n in range(events)])
-    forbid_sequence(database, relay)
-    store = CountingStore(database.dsn_as(relay))
-    store.open()
-    try:
-        for ask in (store.tick, store.floor):
-            with pytest.raises(DatabaseUnusable, match=SEQUENCE_DENIED):
-                ask()
-        migrate(database.dsn)
-        assert (store.tick()).tick.seq == events
-    finally:
-        store.close()
-
-
 @pytest.mark.parametrize("path", sorted(STATEMENTS.glob("*.sql")), ids=lambda path: path.stem)
 def test_a_relay_may_run_every_statement_of_the_store(shared_database: Database, shared_relay: str, path: Path) -> None:
     statement = path.read_text(encoding="utf-8")
@@ -325,16 +279,3 @@ def test_the_functions_of_each_kind(database: Database, app: str, relay: str) ->
 )
 def test_what_a_relay_may_not(shared_database: Database, shared_relay: str, statement: str) -> None:
     denied(shared_database, shared_relay, statement)
-
-
-def test_a_relays_role_gets_bounds_on_request(database: Database, relay: str, app: str) -> None:
-    names = ("idle_in_transaction_session_timeout", "statement_timeout", "lock_timeout")
-    bounds = {}
-    migrate(database.dsn)
-    with database.connect(user=relay) as conn:
-        assert conn.execute("show statement_timeout").fetchone() == ("0",)
-    migrate(database.dsn, role_settings=True)
-    for user in (relay, app):
-        with database.connect(user=user) as conn:
-            bounds[user] = [value for name in names for (value,) in conn.execute(f"show {name}".encode())]
-    assert bounds == {relay: ["10s", "9s", "5s"], app: ["0", "0", "0"]}

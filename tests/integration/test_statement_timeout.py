@@ -11,7 +11,6 @@ from collections.abc import Generator
 import pytest
 
 from outbox_relay.domain.circuit import CircuitPolicy
-from outbox_relay.postgres.database import CALL_SECONDS
 from tests.support.database import Database, query
 from tests.support.deliveries import add_waiting, dead_letters, delivered, emit, ids, in_order
 from tests.support.memory_sink import BOTH, Late, MemorySink, fails
@@ -122,25 +121,3 @@ def test_settlements_that_run_out_of_time_get_smaller(database: Database) -> Non
         harness.owns_all()
         all_arrive(harness, sink, emit(database, [f"k{n}" for n in range(60)]), "settle")
         assert harness.store.timed_out.keys() == {"settle"}
-
-
-@pytest.mark.parametrize(
-    ("change", "statement"), [("delete", "delete_rows"), ("update of state, due_at", "update_rows")]
-)
-def test_outcomes_of_rows_that_run_out_of_time_are_written_in_smaller_portions(
-    database: Database, change: str, statement: str
-) -> None:
-    make(database, SLOW_ROWS.format(change=change, seconds=0.04))
-    script = Late()
-    script.script = fails(1 if statement == "update_rows" else 0)
-    sink = MemorySink(script)
-    for event in range(1, 41):
-        add_waiting(database, event, f"k{event}")
-    with running(database.dsn, (spec("s", circuit=UNHURRIED), sink)) as harness:
-        all_arrive(harness, sink, list(range(1, 41)), statement)
-        assert harness.store.timed_out.keys() == {statement}
-
-
-def test_the_limit_is_shorter_than_the_time_that_a_client_waits() -> None:
-    """Else the client would give statements up, and the server end none of them."""
-    assert LIMIT_MS / 1000 < CALL_SECONDS

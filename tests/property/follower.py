@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from outbox_relay.domain.event import SHARDS, StoredEvent, cut_unread, max_wire_bytes, pop_scan_end
 from outbox_relay.domain.window import BEGINNING, Position, Tick, WindowSlice, next_slice, nothing_new, position_after
-from outbox_relay.postgres.rows import TickResult, WindowRequest
+from outbox_relay.postgres.log import TickResult, WindowRequest
 from outbox_relay.postgres.store import Store
 
 AMPLE_BYTES = 1 << 30

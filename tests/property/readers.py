@@ -18,7 +18,9 @@ from outbox_relay.domain.event import StoredEvent, cut_unread, pop_passed_by, po
 from outbox_relay.domain.outcomes import DELIVERED
 from outbox_relay.domain.routing import like_pattern
 from outbox_relay.domain.window import Position, next_slice, nothing_new, position_after
-from outbox_relay.postgres.rows import MOST_PAYLOAD, Claimed, NewRow, TickResult
+from outbox_relay.postgres.log import MOST_PAYLOAD, TickResult
+from outbox_relay.postgres.rows import NewRow
+from outbox_relay.postgres.shards import Claimed
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.replay_reader import ReplayLog
 from outbox_relay.relay.sink_spec import ReplaySpec

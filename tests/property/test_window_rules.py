@@ -18,8 +18,8 @@ import pytest
 from outbox_relay.domain.event import SHARDS, StoredEvent, pop_scan_end
 from outbox_relay.domain.routing import like_pattern
 from outbox_relay.domain.window import BEGINNING, MAX_ID, Position, Tick, nothing_new
+from outbox_relay.postgres.log import WindowRequest
 from outbox_relay.postgres.migrations import migrate
-from outbox_relay.postgres.rows import WindowRequest
 from outbox_relay.postgres.store import Store
 from tests.property.follower import AMPLE_BYTES, Follower, Looking, WithoutList, WithoutRange, opened
 from tests.property.writers import TABLES

@@ -19,21 +19,10 @@ from outbox_relay.domain.errors import IncarnationChanged, LeaseLost
 from outbox_relay.domain.event import UNREAD, StoredEvent
 from outbox_relay.domain.sink_limits import NO_LIMITS, SinkLimits
 from outbox_relay.domain.window import Position, Tick, WindowSlice
-from outbox_relay.postgres.queue_statements import ParkedWindow, QueueClaim
-from outbox_relay.postgres.rows import (
-    Claimed,
-    ClaimedRow,
-    DeliveredRow,
-    Look,
-    NewRow,
-    RelayRank,
-    RowPlace,
-    RowUpdate,
-    SinkRow,
-    TickResult,
-    WindowRead,
-    WindowRequest,
-)
+from outbox_relay.postgres.log import Look, TickResult, WindowRead, WindowRequest
+from outbox_relay.postgres.rows import ClaimedRow, DeliveredRow, NewRow, ParkedWindow, QueueClaim, RowPlace, RowUpdate
+from outbox_relay.postgres.shards import Claimed, RelayRank
+from outbox_relay.postgres.sinks import SinkRow
 
 SHARDS = 8
 EPOCH = datetime(2030, 1, 1, tzinfo=UTC)

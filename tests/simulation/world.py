@@ -24,8 +24,7 @@ from outbox_relay.domain import sink_limits
 from outbox_relay.domain.circuit import CircuitPolicy
 from outbox_relay.domain.errors import DatabaseUnavailable, IncarnationChanged, RelayError, StatementFailed
 from outbox_relay.domain.event import StoredEvent
-from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Unavailable, Verdict
-from outbox_relay.domain.retry import RetryPolicy
+from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, RetryPolicy, Unavailable, Verdict
 from outbox_relay.domain.sink_limits import NO_LIMITS, SinkLimits
 from outbox_relay.relay import keeper, limits, settle, sink_leases, ticks
 from outbox_relay.relay.calls import RowWork, SentCall

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import outbox_relay
-from outbox_relay.postgres.schema_versions import SCHEMA_FOLDER
+from outbox_relay.postgres.schema import SCHEMA_FOLDER
 
 MOST = {"lines": 9261, "functions": 217, "tables": 29, "triggers": 6}
 """The greatest numbers of the whole schema. A change that needs more says why."""

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from outbox_relay.postgres.retention_statements import DayEvent
+from outbox_relay.postgres.retention import DayEvent
 from outbox_relay.retention.files import Folder
 from tests.support.command import Ended, inside
 from tests.support.database import Database

@@ -12,8 +12,8 @@ from typing import Any, cast
 import pytest
 
 from outbox_relay.domain.event import StoredEvent
-from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import DELIVERED, Delivered, Failed, Refused, Unavailable, Verdict
+from outbox_relay.domain.times import lease_clock
 from outbox_relay.sinks import Call
 from outbox_relay.sinks.posting import PostingSink
 

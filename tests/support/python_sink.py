@@ -9,8 +9,8 @@ from typing import Any
 
 from outbox_relay.domain.errors import SessionReset
 from outbox_relay.domain.event import StoredEvent
-from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import DELIVERED, Unavailable, Verdict
+from outbox_relay.domain.times import lease_clock
 from outbox_relay.sinks import Call
 from outbox_relay.sinks.contract.handing import an_event
 from outbox_relay.sinks.posting import EventLoopThread

@@ -10,8 +10,7 @@ from uuid import UUID, uuid4
 
 from outbox_relay import outbox
 from outbox_relay.domain.window import BEGINNING, Position, next_slice, position_after
-from outbox_relay.postgres.queue_statements import ParkedWindow
-from outbox_relay.postgres.rows import ClaimedRow, DeliveredRow
+from outbox_relay.postgres.rows import ClaimedRow, DeliveredRow, ParkedWindow
 from tests.support.database import Database
 from tests.support.ledger import Ledger, ledger
 
@@ -52,12 +51,12 @@ class Queue:
 
     def claim(self, rows: int = 10, *, owner: UUID | None = None, **changes: Any) -> list[ClaimedRow]:
         """Claim rows, with ``fair`` from where the last walk ended on."""
-        values: dict[str, Any] = {"after_tenant": self.tenant, **changes}
+        values: dict[str, Any] = {"after": self.tenant, **changes}
         lease_seconds, most_bytes = values.pop("lease_seconds", 60.0), values.pop("most_bytes", AMPLE)
         claim = self.books.store.claim_queued(
             self.sink, owner or self.books.relay, uuid4(), lease_seconds, rows, most_bytes, **values
         )
-        self.tenant, self.unfinished = claim.tenant, claim.unfinished
+        self.tenant, self.unfinished = claim.walk_end, claim.unfinished
         return claim.rows
 
     def done(self, claimed: Sequence[ClaimedRow]) -> int:

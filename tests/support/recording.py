@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from outbox_relay.postgres.attempt_values import record_columns, recorded_events
+from outbox_relay.postgres.parameters import record_columns
 from outbox_relay.relay.settle import AttemptRecorder
 from tests.support.logs import RecordedLog
 
@@ -16,7 +16,7 @@ def unrecorded(rows: int) -> dict[str, Any]:
 
 def settled_unrecorded() -> dict[str, Any]:
     """Return the parameters of a settlement without a recorded attempt."""
-    return {**recorded_events([]), **unrecorded(0)}
+    return unrecorded(0)
 
 
 def a_recorder() -> AttemptRecorder:

@@ -5,26 +5,24 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
 import structlog
-from psycopg.rows import RowFactory
 
 from outbox_relay.domain.circuit import CircuitPolicy
 from outbox_relay.domain.errors import DatabaseUnavailable, RelayError, SessionReset, StatementFailed
 from outbox_relay.domain.event import SHARDS
 from outbox_relay.domain.in_flight import BlockedKeys, ShardGroup
-from outbox_relay.domain.retry import RetryPolicy
+from outbox_relay.domain.outcomes import RetryPolicy
 from outbox_relay.domain.window import Tick, nothing_new
-from outbox_relay.postgres.connection import Connection, direct
-from outbox_relay.postgres.database import CALL_SECONDS, TUPLES
+from outbox_relay.postgres.connection import direct
+from outbox_relay.postgres.database import CALL_SECONDS, PooledConnection
 from outbox_relay.postgres.listener import CommitListener
-from outbox_relay.postgres.looks import tick_of
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.chores import ScheduledEvents
 from outbox_relay.relay.keeper import Keeper
@@ -41,8 +39,6 @@ from outbox_relay.sinks.posting import EventLoopThread, PostingSink
 from outbox_relay.sinks.settings import SinkSettings
 from tests.support.memory_sink import OrderedSink
 from tests.support.wait import until
-
-T = TypeVar("T")
 
 RETRY = RetryPolicy(attempts=5, base_seconds=0.02, max_seconds=0.1, jitter=0.2)
 CIRCUIT = CircuitPolicy(open_after=20, probe_seconds=0.05, probe_max_seconds=0.2)
@@ -88,14 +84,16 @@ class CountingStore(Store):
 
     def end_of_log(self) -> Tick:
         """Take a tick that is not counted."""
-        [row] = super()._rows("tick", {"known": None})
-        return tick_of(row).tick
+        [row] = super()._run("tick", {"known": None}, None)[0]
+        return Tick(row.seq, row.snapshot, row.next_xid)
 
     @contextmanager
-    def _connection(self, deadline: float | None, name: str = "transaction") -> Generator[Connection]:
+    def _connection(
+        self, name: str, deadline: float | None = None, grant: str | None = None
+    ) -> Generator[PooledConnection]:
         try:
             self._end_if_crashed()
-            with super()._connection(deadline, name) as connection:
+            with super()._connection(name, deadline, grant) as connection:
                 yield connection
         finally:
             self._end_if_crashed()
@@ -104,22 +102,12 @@ class CountingStore(Store):
         if self._crashed:
             raise Crashed
 
-    def _rows(
-        self,
-        name: str,
-        parameters: Mapping[str, Any],
-        row_factory: RowFactory[T] = TUPLES,
-        deadline: float | None = None,
-    ) -> list[T]:
+    def _run(self, name: str, *arguments: Any, **options: Any) -> tuple[list[Any], int]:
         with self._counting(name):
-            rows = super()._rows(name, parameters, row_factory, deadline)
+            rows, count = super()._run(name, *arguments, **options)
         with self._counts:
             self.returned[name] += len(rows)
-        return rows
-
-    def _do(self, name: str, parameters: Mapping[str, Any], deadline: float | None = None) -> int:
-        with self._counting(name):
-            return super()._do(name, parameters, deadline)
+        return rows, count
 
     def look(self, request: Any) -> Any:
         """Look without a window if the test wants that."""

@@ -4,7 +4,7 @@ import re
 import shutil
 from pathlib import Path
 
-from outbox_relay.postgres.schema_versions import SCHEMA_FOLDER, newest_version
+from outbox_relay.postgres.schema import SCHEMA_FOLDER, newest_version
 from tests.support.database import Database
 
 EXTRA = """alter table outbox.event add column extra text;

@@ -32,23 +32,6 @@ def read(event: StoredEvent) -> Any:
     return from_structured_event(HTTPMessage({"content-type": CONTENT_TYPE}, structured(event, SOURCE)))
 
 
-def test_attributes_are_those_of_the_event() -> None:
-    assert attributes(an_event(), SOURCE) == {
-        "specversion": "1.0",
-        "id": "019a0000-0000-7000-8000-000000000001",
-        "source": SOURCE,
-        "type": "order.created",
-        "time": "2026-03-01T10:30:15.250000Z",
-    }
-
-
-def test_attributes_carry_the_trace_of_the_event() -> None:
-    headers = json.dumps({"Traceparent": TRACE, "tracestate": "a=1, b=2", "x-tenant": "t"})
-    found = attributes(an_event(headers=headers), SOURCE)
-    assert (found["traceparent"], found["tracestate"]) == (TRACE, "a=1, b=2")
-    assert "x-tenant" not in found
-
-
 @pytest.mark.parametrize("value", ["", "a\tb", "ключ", "\x7f"])
 def test_trace_that_no_attribute_can_hold_is_left_out(value: str) -> None:
     assert "traceparent" not in attributes(an_event(headers=json.dumps({"traceparent": value})), SOURCE)

@@ -53,18 +53,6 @@ def test_no_time_comes_that_has_passed_in_the_repeated_hour(minute: int) -> None
     assert fixed == at("2026-10-26 01:05")
 
 
-@pytest.mark.parametrize("after", ["2026-01-01 02:59:59.999", "2026-01-01 02:00", "2025-12-31 03:00:00.001"])
-def test_the_next_time_is_the_first_one_after(after: str) -> None:
-    assert next_time("0 3 * * *", "UTC", at(after)) == at("2026-01-01 03:00")
-
-
-def test_what_is_due_is_emitted() -> None:
-    due = at("2026-01-01 03:00")
-    for missed in ("one", "skip"):
-        found = firing("* * * * *", "UTC", missed, due, due + timedelta(seconds=60))
-        assert found == Firing(None, due + timedelta(minutes=1))
-
-
 def test_one_event_for_all_missed_times() -> None:
     due = at("2026-01-01 03:00")
     found = firing("0 * * * *", "UTC", "one", due, at("2026-01-01 07:30"))

@@ -10,8 +10,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from outbox_relay.domain.event import StoredEvent
-from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import DELIVERED, Refused, Unavailable
+from outbox_relay.domain.times import lease_clock
 from outbox_relay.sinks.calls import Call
 from outbox_relay.sinks.contract.handing import an_event
 from outbox_relay.sinks.kafka.delivery import Delivery, Encoder

@@ -34,33 +34,7 @@ def chunk(*ids: int, start: Position, end: Position) -> Chunk:
 OPEN = Position(A, B)
 
 
-@pytest.mark.parametrize(
-    ("done", "reached"),
-    [
-        ((), OPEN),
-        ((1, 2), OPEN),
-        ((0,), OPEN.at(4)),
-        ((0, 2), OPEN.at(4)),
-        ((0, 1), OPEN.at(6)),
-        ((2, 0, 1), Position(B)),
-    ],
-)
-def test_chunk_reaches_the_first_event_that_is_not_done(done: tuple[int, ...], reached: Position) -> None:
-    part = chunk(4, 6, 9, start=OPEN, end=Position(B))
-    for index in done:
-        part.settle(index)
-    assert part.reached() == reached
-    assert part.undone() == [i for i in range(3) if i not in done]
-    assert part.finished is (len(done) == 3)
-
-
 # -- shard groups -------------------------------------------------------------------------------------------------
-
-
-def test_group_never_follows_a_tick_older_than_its_position() -> None:
-    group = ShardGroup({1}, Position(C))
-    group.follow(B)
-    assert group.position == Position(C)
 
 
 def test_leaving_shards_keep_their_events_in_flight() -> None:
@@ -282,35 +256,6 @@ def test_key_touched_while_the_question_was_under_way_stays_blocked() -> None:
     assert "k" in blocked
 
 
-def test_key_is_not_asked_about_before_its_settlement_is_committed() -> None:
-    blocked = BlockedKeys()
-    blocked.touch("k", 1)
-    number = blocked.begin()
-    assert blocked.settled(10) == (0, [])
-    blocked.commit(number)
-    assert blocked.settled(10) == (number, ["k"])
-
-
-def test_keys_loaded_while_a_question_was_under_way_stay_blocked() -> None:
-    blocked = BlockedKeys()
-    blocked.touch("k", 1)
-    blocked.commit(blocked.begin())
-    question = blocked.settled(10)
-    blocked.forget({1})
-    blocked.load([("k", 1)])
-    assert blocked.free(*question, set()) == []
-    assert "k" in blocked
-
-
-def test_keys_of_released_shards_are_forgotten() -> None:
-    blocked = BlockedKeys()
-    blocked.touch("ours", 1)
-    blocked.touch("theirs", 2)
-    blocked.forget({2, 3})
-    assert "ours" in blocked
-    assert "theirs" not in blocked
-
-
 # -- all events in flight of a sink -------------------------------------------------------------------------------
 
 
@@ -356,19 +301,6 @@ def test_an_inherited_position_is_written_once_and_has_not_advanced() -> None:
     in_flight.drop(in_flight.leaving[0])
     in_flight.take_over([1], Position(A))
     assert in_flight.begin_settlement(everything=True)[1].keys() == {1, 2}
-
-
-def test_leaving_shards_are_not_read_and_join_no_others() -> None:
-    in_flight = InFlight()
-    in_flight.take_over([1, 2, 3], Position(A))
-    in_flight.drain([2])
-    in_flight.take_over([4], Position(A))
-    in_flight.begin_round(B)
-    assert [group.shards for group in in_flight.readable] == [{4, 1, 3}]
-    assert [(group.shards, group.position) for group in in_flight.leaving] == [({2}, Position(A))]
-    in_flight.drain([1, 3, 4])
-    assert not in_flight.readable
-    assert in_flight.shards == {1, 2, 3, 4}
 
 
 def test_capacity_counts_whole_chunks_until_they_are_finished() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
-from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import DELIVERED, Refused, Unavailable
+from outbox_relay.domain.times import lease_clock
 from outbox_relay.sinks.calls import Call
 from outbox_relay.sinks.contract.handing import an_event, some_events, soon
 from outbox_relay.sinks.kafka import KafkaSink, RecordFormat
@@ -238,7 +238,7 @@ def test_a_machine_that_was_suspended_delivers(sink: KafkaSink, monkeypatch: pyt
     def ahead(clock: int) -> float:
         return time.clock_gettime(clock) + 3600
 
-    monkeypatch.setattr("outbox_relay.domain.lease_clock.time", SimpleNamespace(clock_gettime=ahead))
+    monkeypatch.setattr("outbox_relay.domain.times.time", SimpleNamespace(clock_gettime=ahead))
     assert deliver(sink, some_events(3)) == [DELIVERED] * 3
 
 

@@ -7,20 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox_relay.domain.outcomes import (
-    DELIVERED,
-    DONE,
     LAST_ERROR_CHARS,
-    Attempt,
     DeadLetter,
     Failed,
     Refused,
     RetryLater,
+    RetryPolicy,
     StandStill,
     Unavailable,
     clip,
     decide,
 )
-from outbox_relay.domain.retry import RetryPolicy
 
 POLICY = RetryPolicy(attempts=5, base_seconds=1.0, max_seconds=60.0, jitter=0.2)
 NOISE = st.floats(-1.0, 1.0)
@@ -31,15 +28,6 @@ POLICIES = st.builds(
     max_seconds=st.floats(0.001, 1e6),
     jitter=st.floats(0.0, 1.0),
 )
-ASKED = st.floats(0.0, 1e6)
-
-
-def test_delivered_is_done_whatever_was_counted() -> None:
-    assert decide(4, DELIVERED, POLICY, 0.0) is DONE
-
-
-def test_failure_is_an_attempt_and_is_tried_again() -> None:
-    assert decide(1, Failed("500", 500), POLICY, 0.0) == RetryLater(2.0, 2, "500", 500)
 
 
 @pytest.mark.parametrize(("before", "dead"), [(0, False), (3, False), (4, True), (9, True)])
@@ -47,10 +35,6 @@ def test_last_attempt_that_fails_is_dead(before: int, dead: bool) -> None:
     settlement = decide(before, Failed("no", 500), POLICY, 0.0)
     assert isinstance(settlement, DeadLetter if dead else RetryLater)
     assert settlement == (DeadLetter(before + 1, "no", 500) if dead else RetryLater(2.0**before, before + 1, "no", 500))
-
-
-def test_refused_is_dead_at_once() -> None:
-    assert decide(0, Refused("too large", 413), POLICY, 0.0) == DeadLetter(1, "too large", 413, refused=True)
 
 
 @given(st.integers(0, 10_000), POLICIES, NOISE)
@@ -70,30 +54,6 @@ def test_trouble_of_a_part_waits_and_counts_no_attempt(attempts: int, policy: Re
     assert settlement.delay_seconds >= 7.0
 
 
-def test_trouble_of_a_part_that_names_no_time_waits_for_the_base() -> None:
-    assert decide(3, Unavailable("denied", part="topic a"), POLICY, 1.0) == RetryLater(1.0, 3, "denied")
-
-
-def test_event_after_a_refused_one_waits_and_counts_no_attempt() -> None:
-    assert decide(3, Unavailable("refused", behind=True), POLICY, 1.0) == RetryLater(1.0, 3, "refused")
-
-
-def test_every_settlement_keeps_the_attempt() -> None:
-    kept = Attempt("http_500", 0.1, "oops")
-    for verdict in (Failed("no", 500, None, kept), Refused("no", 500, kept), Unavailable("no", 500, None, kept)):
-        settlement = decide(0, verdict, POLICY, 0.0)
-        assert isinstance(settlement, RetryLater | DeadLetter | StandStill)
-        assert settlement.attempt is kept
-
-
-@given(st.integers(0, 998), NOISE, ASKED)
-def test_delay_is_at_least_the_requested_one(attempts: int, noise: float, asked: float) -> None:
-    settlement = decide(attempts, Failed("busy", 429, asked), RetryPolicy(attempts=1000), noise)
-    assert isinstance(settlement, RetryLater)
-    assert settlement.delay_seconds >= asked
-    assert settlement.delay_seconds >= RetryPolicy().delay_seconds(attempts + 1, noise)
-
-
 @given(st.text(max_size=3 * LAST_ERROR_CHARS))
 def test_reason_is_kept_as_one_short_printable_line(reason: str) -> None:
     kept = clip(reason)
@@ -104,9 +64,3 @@ def test_reason_is_kept_as_one_short_printable_line(reason: str) -> None:
         settlement = decide(0, verdict, POLICY, 0.0)
         assert isinstance(settlement, RetryLater | DeadLetter | StandStill)
         assert settlement.error == kept
-
-
-def test_printable_reason_is_kept_unchanged() -> None:
-    assert clip("connection refused: ümläut, 日本") == "connection refused: ümläut, 日本"
-    assert clip("x" * LAST_ERROR_CHARS) == "x" * LAST_ERROR_CHARS
-    assert clip("x" * (LAST_ERROR_CHARS + 1)) == "x" * (LAST_ERROR_CHARS - 1) + "…"

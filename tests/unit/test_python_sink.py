@@ -12,8 +12,8 @@ from unittest.mock import Mock
 import pytest
 
 from outbox_relay.domain.errors import SessionReset, SinkStuck
-from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Unavailable
+from outbox_relay.domain.times import lease_clock
 from outbox_relay.sinks import Call, threads
 from outbox_relay.sinks.contract.handing import an_event
 from outbox_relay.sinks.posting import THREAD

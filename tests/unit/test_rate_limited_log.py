@@ -2,7 +2,7 @@
 
 import pytest
 
-from outbox_relay.domain.rate_limited_log import MOST_LINES, RateLimitedLog
+from outbox_relay.domain.log_events import MOST_LINES, RateLimitedLog
 from tests.support.logs import RecordedLog
 
 
@@ -24,7 +24,7 @@ def test_a_part_that_fails_does_not_hide_another_one(subject: str) -> None:
 
 
 def test_the_number_of_lines_that_are_told_apart_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outbox_relay.domain.rate_limited_log.MOST_LINES", 3)
+    monkeypatch.setattr("outbox_relay.domain.log_events.MOST_LINES", 3)
     log = RecordedLog()
     limited = RateLimitedLog(log)
     for number in range(20):

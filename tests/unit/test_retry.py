@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox_relay.domain.retry import RetryPolicy
+from outbox_relay.domain.outcomes import RetryPolicy
 
 NOISE = st.floats(-1.0, 1.0)
 POLICIES = st.builds(
@@ -24,21 +23,3 @@ def test_delay_is_base_doubled_capped_and_jittered(policy: RetryPolicy, attempts
     delay = policy.delay_seconds(attempts, noise)
     assert plain * (1 - policy.jitter) * 0.999 <= delay <= plain * (1 + policy.jitter) * 1.001
     assert 0.0 <= delay <= policy.max_seconds * (1 + policy.jitter) * 1.001
-
-
-@given(POLICIES, st.integers(1, 100), NOISE)
-def test_delay_never_shrinks_from_one_attempt_to_the_next(policy: RetryPolicy, attempts: int, noise: float) -> None:
-    assert policy.delay_seconds(attempts, noise) <= policy.delay_seconds(attempts + 1, noise)
-
-
-@given(POLICIES, st.integers(1, 100))
-def test_noise_reaches_both_ends_of_the_jitter(policy: RetryPolicy, attempts: int) -> None:
-    middle = policy.delay_seconds(attempts, 0.0)
-    assert policy.delay_seconds(attempts, -1.0) == pytest.approx(middle * (1 - policy.jitter))
-    assert policy.delay_seconds(attempts, 1.0) == pytest.approx(middle * (1 + policy.jitter))
-
-
-def test_default_policy_tries_for_about_eighteen_hours() -> None:
-    policy = RetryPolicy()
-    hours = sum(policy.delay_seconds(n, 0.0) for n in range(1, policy.attempts)) / 3600
-    assert 17 < hours < 19

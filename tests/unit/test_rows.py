@@ -35,7 +35,7 @@ def test_keys_with_held_rows_take_turns() -> None:
     """Goes red when a key is claimed again before the others that wait as well: with few slots, those starve."""
     outcomes = SimpleNamespace(
         parts=SimpleNamespace(
-            spec=SimpleNamespace(name="s", queued=False, hold=False, tenants=False),
+            spec=SimpleNamespace(name="s", queued=False, hold=False),
             sink=SimpleNamespace(timeout_seconds=1.0, keeps_order=False),
             store=HeldRows(),
             clock=SimpleNamespace(monotonic=lambda: 100.0),

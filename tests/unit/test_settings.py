@@ -13,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from outbox_relay.domain.errors import ConfigurationError
-from outbox_relay.domain.retry import RetryPolicy
+from outbox_relay.domain.outcomes import RetryPolicy
 from outbox_relay.domain.sink_limits import NO_LIMITS, SinkLimits
 from outbox_relay.service.clients import build_specs
 from outbox_relay.settings import KafkaSettings, Settings, WebhookSettings, load, log_settings, warnings

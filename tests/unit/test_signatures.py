@@ -19,7 +19,6 @@ from outbox_relay.formats.signatures import SigningKey, active_keys, parse_key, 
 
 FIRST = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 SECOND = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
-UNPADDED = "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwBr"
 PRIVATE = "whsk_6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbfVKIDij2HKpMKkioLlX0dRqSKJp4AJ6p9lMicMFs6Kvg=="
 PUBLIC = "1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4="
 UID = "msg_p5jXN8AQM9LWM0D4loKWxJek"
@@ -65,21 +64,6 @@ def test_vectors_of_the_reference_libraries(secrets: Sequence[str], body: bytes,
     assert signature_header(keys(*secrets), UID, AT, body) == expected
 
 
-def test_vector_of_a_key_that_the_reference_libraries_take_unpadded() -> None:
-    with pytest.raises(ValueError, match="should be whsec_"):
-        parse_key(UNPADDED)
-    with pytest.raises(ValueError, match="not standard base64"):
-        parse_key(f"whsec_{UNPADDED}")
-    # Two bits of the last character have no meaning: the strict form of the same 25 bytes.
-    strict = "whsec_" + base64.b64encode(base64.b64decode(UNPADDED + "==")).decode()
-    assert signature_header(keys(strict), UID, AT, BODY) == "v1,yK2tMbA6BHPrMEJ1lLv7UlJJbgFoqGenJkiajZ29evg="
-
-
-def test_seed_alone_signs_as_with_its_public_key() -> None:
-    seed = "whsk_" + base64.b64encode(base64.b64decode(PRIVATE.removeprefix("whsk_"))[:32]).decode()
-    assert signature_header(keys(seed), UID, AT, BODY) == SIGNED_ED25519
-
-
 def test_asymmetric_signature_is_verified_with_the_public_key() -> None:
     signature = base64.b64decode(signature_header(keys(PRIVATE), UID, AT, BODY).removeprefix("v1a,"))
     public = Ed25519PublicKey.from_public_bytes(base64.b64decode(PUBLIC))
@@ -119,10 +103,6 @@ def test_reference_library_refuses_every_change(change: Callable[[Request], Requ
         verify(*change(request))
 
 
-def test_a_last_character_that_differs_is_another_signature() -> None:
-    assert signature_header(keys(FIRST), UID, AT, BODY) != "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OA="
-
-
 @pytest.mark.parametrize("secret", [FIRST, PRIVATE])
 @pytest.mark.parametrize("zone", [UTC, timezone(timedelta(hours=-7))])
 def test_a_key_signs_up_to_its_end_and_not_at_it(secret: str, zone: timezone) -> None:
@@ -131,12 +111,6 @@ def test_a_key_signs_up_to_its_end_and_not_at_it(secret: str, zone: timezone) ->
     assert active_keys(both, AT - 0.001) == both
     assert active_keys(both, AT) == both[:1]
     assert active_keys(both, AT + 0.5) == both[:1]
-
-
-def test_ended_keys_make_no_signature() -> None:
-    ended = [parse_key(FIRST, datetime.fromtimestamp(AT, UTC))]
-    assert active_keys(ended, AT) == []
-    assert signature_header([], UID, AT, BODY) == ""
 
 
 @pytest.mark.parametrize(

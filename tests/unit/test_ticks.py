@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from outbox_relay.domain.window import Tick
-from outbox_relay.postgres.rows import TickResult
+from outbox_relay.postgres.log import TickResult
 from outbox_relay.relay.ticks import PACE_SECONDS, Ticks
 
 LOOPS = range(50)

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox_relay.formats import topics
 from outbox_relay.formats.topics import TopicTemplate
 
 LEGAL = re.compile(r"[a-zA-Z0-9._-]{1,249}")
@@ -43,36 +42,11 @@ def test_every_topic_is_legal_or_refused(text: str, event_type: str, key: str | 
         assert topic not in (".", "..")
 
 
-def test_fields_are_named_once_in_their_order() -> None:
-    template = TopicTemplate.parse("{headers.x-tenant.v1}.{type}-{headers.x-tenant.v1}")
-    assert template.fields == ("headers.x-tenant.v1", "type")
-    assert TopicTemplate.parse("orders").fields == ()
-
-
-def test_constant_template_ignores_the_event() -> None:
-    assert TopicTemplate.parse("shop.orders").render("no topic / at all", None, {}) == "shop.orders"
-
-
-def test_templates_of_the_type_repeat_their_answers() -> None:
-    template = TopicTemplate.parse("shop.{type}")
-    types = [f"t{n}" for n in range(topics.REMEMBERED_TOPICS + 10)]
-    assert [template.render(t, None, {}) for t in types * 2] == [f"shop.{t}" for t in types * 2]
-
-
-def test_cached_topics_are_bounded() -> None:
-    template = TopicTemplate.parse("shop.{type}")
-    for n in range(topics.REMEMBERED_TOPICS * 2 + 10):
-        template.render(f"t{n}", None, {})
-        assert len(template._by_type) <= topics.REMEMBERED_TOPICS  # pyright: ignore[reportPrivateUsage]
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("shop.{typ}", "position 6: unknown field {typ}; did you mean {type}?"),
-        ("{Key}", "position 1: unknown field {Key}; did you mean {key}?"),
-        ("{ type }", "position 1: unknown field { type }; did you mean {type}?"),
-        ("{header.tenant}", "position 1: unknown field {header.tenant}; did you mean {headers.tenant}?"),
+        ("shop.{typ}", "position 6: unknown field {typ}; fields are {type}, {key} and {headers.NAME}"),
+        ("{header.tenant}", "position 1: unknown field {header.tenant}; fields are {type}, {key} and {headers.NAME}"),
         ("a{zzz}", "position 2: unknown field {zzz}; fields are {type}, {key} and {headers.NAME}"),
         ("a{}", "position 2: unknown field {}; fields are {type}, {key} and {headers.NAME}"),
         ("a{headers.}", "position 2: unknown field {headers.}; fields are {type}, {key} and {headers.NAME}"),
@@ -80,7 +54,7 @@ def test_cached_topics_are_bounded() -> None:
         ("shop.{type", "position 6: a lone '{'"),
         ("shop.type}", "position 10: a lone '}'"),
         ("{a{type}", "position 1: a lone '{'"),
-        ("{{type}}", "position 1: a topic name cannot contain a brace"),
+        ("{{type}}", "position 1: a lone '{'"),
         ("shop type", "position 5: a topic name cannot contain ' '"),
         ("{type}/x", "position 7: a topic name cannot contain '/'"),
         ("übung", "position 1: a topic name cannot contain 'ü'"),
@@ -119,8 +93,3 @@ def test_event_that_makes_no_topic_is_refused_without_its_values(
 def test_longest_names_are_taken() -> None:
     assert TopicTemplate.parse("a" * 249).render("t", None, {}) == "a" * 249
     assert TopicTemplate.parse("{key}").render("t", "k" * 249, {}) == "k" * 249
-
-
-def test_templates_are_equal_when_their_texts_are() -> None:
-    same = {TopicTemplate.parse("a.{type}"), TopicTemplate.parse("a.{type}"), TopicTemplate.parse("a.{key}")}
-    assert len(same) == 2

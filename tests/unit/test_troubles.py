@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
+from outbox_relay.domain.circuit import MOST_TROUBLES, Troubles
 from outbox_relay.domain.outcomes import LAST_ERROR_CHARS
-from outbox_relay.domain.troubles import MOST_TROUBLES, Troubles
-
-
-def test_every_part_is_shown_in_the_order_in_which_they_began() -> None:
-    troubles = Troubles()
-    assert (len(troubles), troubles.text) == (0, None)
-    troubles.report("topic b", "topic b: unknown", 1.0)
-    troubles.report("topic a", "topic a: denied", 2.0)
-    troubles.report("topic b", "topic b: denied", 3.0)
-    assert troubles.text == "topic b: denied; topic a: denied"
 
 
 def test_a_part_that_is_no_longer_reported_is_forgotten() -> None:

@@ -220,85 +220,12 @@ def test_every_committed_event_is_read_once_and_every_key_in_order(batch: int) -
 # -- ticks --------------------------------------------------------------------------------------------------------
 
 
-def test_tick_knows_what_its_snapshot_lists() -> None:
-    tick = Tick(5, "7:12:7,9", 20)
-    assert tick.xmax == 12
-    assert tick.running == {7, 9}
-    assert Tick(5, "12:12:", 12).running == frozenset()
-
-
-@pytest.mark.parametrize(
-    ("snapshot", "next_xid", "pending"),
-    [("12:12:", 12, False), ("7:12:7", 12, True), ("12:12:", 13, True), (f"{2**32}:{2**32}:", 2**32 + 3, True)],
-)
-def test_transactions_above_xmax_are_pending_too(snapshot: str, next_xid: int, pending: bool) -> None:
-    assert Tick(0, snapshot, next_xid).has_pending is pending
-
-
 A = Tick(100, "7:12:7,9", 15)
-
-
-@pytest.mark.parametrize(
-    ("b", "nothing"),
-    [
-        (A, True),
-        (Tick(101, "7:12:7,9", 15), False),  # an id was taken
-        (Tick(100, "7:12:7,9", 16), True),  # a transaction began
-        (Tick(100, "9:12:9", 15), False),  # a listed one has finished
-        (Tick(100, "7:14:7,9,12", 15), False),  # 13, which the snapshot did not list, has finished
-        (Tick(100, "7:18:7,9,12,13,14,16", 20), True),  # only one that began after A has finished
-        (Tick(99, "7:11:7,9", 14), True),  # an older tick
-        (Tick(103, "7:12:7,9,11", 15), True),  # an older tick that read the sequence later
-    ],
-)
-def test_only_empty_windows_have_nothing_new(b: Tick, nothing: bool) -> None:
-    assert nothing_new(A, b) is nothing
-
-
-def test_without_pending_an_unmoved_sequence_means_nothing_new() -> None:
-    assert nothing_new(Tick(100, "12:12:", 12), Tick(100, "14:20:14", 22))
 
 
 # -- positions and slices -----------------------------------------------------------------------------------------
 
 B = Tick(250, "20:20:", 20)
-
-
-def test_there_is_no_slice_between_windows() -> None:
-    with pytest.raises(ValueError, match="no window"):
-        next_slice(Position(A), 10)
-
-
-def test_latecomers_come_first_and_in_one_range() -> None:
-    start = Position(A).opened(B)
-    assert next_slice(start, 10) == WindowSlice(late=True, after=0, upto=100, last=False)
-    assert next_slice(start.at(40), 10) == WindowSlice(late=True, after=40, upto=100, last=False)
-
-
-def test_without_pending_there_are_no_latecomers_to_read() -> None:
-    assert next_slice(Position(Tick(100, "12:12:", 12), B), 10) == WindowSlice(
-        late=False, after=100, upto=110, last=False
-    )
-
-
-def test_rest_begins_above_the_sequence_of_a() -> None:
-    start = Position(A).opened(B)
-    behind_late = position_after(start, next_slice(start, 10))
-    assert behind_late == start.at(100)
-    assert next_slice(behind_late, 10) == WindowSlice(late=False, after=100, upto=110, last=False)
-
-
-@pytest.mark.parametrize("span", [150, 151, 10**9])
-def test_last_range_has_no_upper_end(span: int) -> None:
-    assert next_slice(Position(A, B, 100), span) == WindowSlice(late=False, after=100, upto=MAX_ID, last=True)
-
-
-def test_range_that_ends_below_the_sequence_of_b_is_not_the_last() -> None:
-    assert next_slice(Position(A, B, 100), 149) == WindowSlice(late=False, after=100, upto=249, last=False)
-
-
-def test_reading_continues_above_the_sequence_of_b() -> None:
-    assert next_slice(Position(A, B, 260), 10) == WindowSlice(late=False, after=260, upto=MAX_ID, last=True)
 
 
 def test_ids_behind_the_window_are_cut_up_to_a_later_tick() -> None:
@@ -310,15 +237,6 @@ def test_ids_behind_the_window_are_cut_up_to_a_later_tick() -> None:
     assert next_slice(Position(A, B, 240), 100, newest=200) == WindowSlice(
         late=False, after=240, upto=MAX_ID, last=True
     )
-
-
-def test_position_leaves_a_window_that_was_read() -> None:
-    position = Position(A, B, 200)
-    assert position_after(position, next_slice(position, 1000)) == Position(B)
-
-
-def test_position_between_windows_is_its_own_end() -> None:
-    assert Position(A).closed() == Position(A)
 
 
 # -- an old numbering ---------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from outbox_relay.admin.status import status
-from outbox_relay.domain.retry import RetryPolicy
+from outbox_relay.domain.outcomes import RetryPolicy
 from outbox_relay.relay import outcomes
 from tests.support.database import Database, query
 from tests.support.deliveries import emit, has

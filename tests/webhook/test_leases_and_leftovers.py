@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from outbox_relay.domain.lease_clock import lease_clock
+from outbox_relay.domain.times import lease_clock
 from outbox_relay.sinks.webhook import addresses, connection
 from outbox_relay.sinks.webhook.client import PooledClient
 from outbox_relay.sinks.webhook.http_client import NoResponse, Proxy, Response

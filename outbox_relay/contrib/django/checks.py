@@ -13,7 +13,7 @@ from django.db import Error, connections
 
 from outbox_relay.contrib.django.databases import asking, is_wanted
 from outbox_relay.contrib.installing import SchemaState, schema_state
-from outbox_relay.postgres.schema_versions import SCHEMA_VERSION
+from outbox_relay.postgres.schema import SCHEMA_VERSION
 
 MIGRATE: Final = (
     "Run `manage.py migrate outbox_relay --database {0}`, or, if Django has recorded that migration already, "

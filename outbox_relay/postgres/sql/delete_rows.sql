@@ -3,11 +3,11 @@
 -- are those of whose key a row is left to be delivered.
 with deleted as (
     delete from outbox.delivery d
-     using unnest(%(ids)s::bigint[], %(leases)s::uuid[], %(record_numbers)s::integer[], %(record_outcomes)s::text[],
-                  %(record_ages)s::double precision[], %(record_milliseconds)s::double precision[],
-                  %(record_statuses)s::integer[], %(record_errors)s::text[], %(record_details)s::text[])
+     using unnest(%(row_id)s::bigint[], %(row_lease)s::uuid[], %(record_number)s::integer[], %(record_outcome)s::text[],
+                  %(record_age)s::double precision[], %(record_milliseconds)s::double precision[],
+                  %(record_status)s::integer[], %(record_error)s::text[], %(record_detail)s::text[])
            r (id, lease, number, outcome, age, milliseconds, status, error, detail)
-     where d.sink = %(sink)s::text and d.id = any (%(ids)s::bigint[]) and d.id = r.id and d.lease = r.lease
+     where d.sink = %(sink)s::text and d.id = any (%(row_id)s::bigint[]) and d.id = r.id and d.lease = r.lease
     returning d.id, d.uid, d.last_attempt_at, d.ordered, d.key, r.number, r.outcome, r.age, r.milliseconds, r.status,
               r.error, r.detail
 ), recorded as materialized (

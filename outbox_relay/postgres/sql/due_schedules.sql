@@ -2,7 +2,7 @@
 -- next time, then late ones, those with a long list of missed times last: no time is missed because others were. What failed
 -- comes after all of them.
 with clock as materialized (select clock_timestamp() as now_at)
-select s.name, s.cron, s.timezone, s.missed, s.generation, s.after_at, s.next_at, c.now_at,
+select s.name, s.cron, s.timezone, s.missed, s.generation, s.after_at, s.next_at, c.now_at as now,
        coalesce(extract(epoch from greatest(s.next_at, s.retry_at) - c.now_at), 0)::double precision as seconds
   from outbox.schedule s cross join clock c
  where not s.paused

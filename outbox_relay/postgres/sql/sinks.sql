@@ -5,7 +5,7 @@ with owned as materialized (
      where o.sink = any (%(sinks)s::text[]) and o.owner is distinct from %(relay)s::uuid
      group by o.sink
 )
-select k.name, k.generation, k.paused, k.circuit, k.in_flight_limit, coalesce(o.shards, 0),
+select k.name, k.generation, k.paused, k.circuit, k.in_flight_limit, coalesce(o.shards, 0) as owned,
        k.patterns,
        coalesce(k.last_error not like 'client: %%' and (k.last_error_mended_at < k.last_error_at) is not false, false)
            as last_error_open,
@@ -14,7 +14,7 @@ select k.name, k.generation, k.paused, k.circuit, k.in_flight_limit, coalesce(o.
   left join owned o on o.sink = k.name
  where k.name = any (%(sinks)s::text[])
 union all
-select '~' || r.id, k.generation, k.paused or r.state <> 'running', 'closed', null, coalesce(o.shards, 0),
+select '~' || r.id, k.generation, k.paused or r.state <> 'running', 'closed', null, coalesce(o.shards, 0) as owned,
        k.patterns, false, k.probes, 'log', null, null, null, null
   from outbox.replay r
   join outbox.sink k on k.name = r.target

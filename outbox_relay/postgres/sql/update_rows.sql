@@ -14,14 +14,14 @@ with updated as (
                                   else d.last_attempt_at end,
            last_attempt = case when r.attempts > d.attempts or r.last_attempt is not null then r.last_attempt::jsonb
                                else d.last_attempt end
-      from unnest(%(ids)s::bigint[], %(leases)s::uuid[], %(states)s::text[], %(due_in)s::double precision[],
-                  %(attempts)s::integer[], %(errors)s::text[], %(statuses)s::integer[], %(last_attempts)s::text[],
-                  %(record_numbers)s::integer[], %(record_outcomes)s::text[], %(record_ages)s::double precision[],
-                  %(record_milliseconds)s::double precision[], %(record_statuses)s::integer[],
-                  %(record_errors)s::text[], %(record_details)s::text[])
+      from unnest(%(row_id)s::bigint[], %(row_lease)s::uuid[], %(row_state)s::text[], %(row_due_in)s::double precision[],
+                  %(row_attempts)s::integer[], %(row_error)s::text[], %(row_status)s::integer[], %(row_last_attempt)s::text[],
+                  %(record_number)s::integer[], %(record_outcome)s::text[], %(record_age)s::double precision[],
+                  %(record_milliseconds)s::double precision[], %(record_status)s::integer[],
+                  %(record_error)s::text[], %(record_detail)s::text[])
            r (id, lease, state, due_in, attempts, error, status, last_attempt, number, outcome, age, milliseconds,
               attempt_status, attempt_error, detail)
-     where d.sink = %(sink)s::text and d.id = any (%(ids)s::bigint[]) and d.id = r.id and d.lease = r.lease
+     where d.sink = %(sink)s::text and d.id = any (%(row_id)s::bigint[]) and d.id = r.id and d.lease = r.lease
     returning d.id, d.uid, r.number, r.outcome, r.age, r.milliseconds, r.attempt_status, r.attempt_error, r.detail
 ), recorded as materialized (
     select outbox_internal.record_attempts(

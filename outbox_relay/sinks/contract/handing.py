@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from itertools import zip_longest
 
 from outbox_relay.domain.event import StoredEvent
-from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import DELIVERED, Delivered, Unavailable, Verdict
+from outbox_relay.domain.times import lease_clock
 from outbox_relay.sinks import Call, Sink
 from outbox_relay.sinks.contract.harness import Received
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import DELIVERED, Refused, Unavailable
+from outbox_relay.domain.times import lease_clock
 from outbox_relay.sinks import Sink
 from outbox_relay.sinks.contract.handing import (
     PLENTY_SECONDS,

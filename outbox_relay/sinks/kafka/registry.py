@@ -16,8 +16,7 @@ from urllib.parse import urlsplit
 from confluent_kafka.schema_registry import RegisteredSchema, Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
-from outbox_relay.domain.authorities import system_authorities
-from outbox_relay.domain.file_reading import read_file
+from outbox_relay.domain.files import read_file, system_authorities
 from outbox_relay.sinks.kafka.delivery import Encoder
 from outbox_relay.sinks.kafka.encoders import Format, FoundSchema, References, is_too_deep, make_encoder
 from outbox_relay.sinks.kafka.schemas import SchemasUnavailable, SchemaUnusable, Subject

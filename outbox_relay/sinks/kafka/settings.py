@@ -16,11 +16,9 @@ from typing import Any, TypeAlias
 
 from confluent_kafka import KafkaError, KafkaException, Producer, ThrottleEvent
 
-from outbox_relay.domain.authorities import system_authorities
 from outbox_relay.domain.errors import ConfigurationError
-from outbox_relay.domain.file_reading import is_stream
-from outbox_relay.domain.hidden_values import without
-from outbox_relay.domain.secret_names import may_hold_secret
+from outbox_relay.domain.files import is_stream, system_authorities
+from outbox_relay.domain.redaction import may_hold_secret, without
 from outbox_relay.sinks.tls import trusting
 
 Scalar: TypeAlias = str | int | float | bool

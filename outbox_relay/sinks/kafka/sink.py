@@ -29,8 +29,8 @@ from confluent_kafka import KafkaError, KafkaException
 
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.event import PAYLOAD
-from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import Refused, Unavailable
+from outbox_relay.domain.times import lease_clock
 from outbox_relay.formats.headers import own_headers
 from outbox_relay.formats.topics import TopicTemplate
 from outbox_relay.sinks.calls import Call, Sink

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, cast
 
-from outbox_relay.domain import hidden_values
+from outbox_relay.domain import redaction
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import clip
 from outbox_relay.sinks.settings import SHOWN, PluginSettings
@@ -54,7 +54,7 @@ def without(text: str, hidden: Sequence[str], personal: Sequence[str] = ()) -> s
     """
     for each in sorted({*hidden, *personal}, key=len, reverse=True):
         if len(each) >= SHORTEST:
-            text = hidden_values.without(text, each, HIDDEN, anywhere=each in hidden)
+            text = redaction.without(text, each, HIDDEN, anywhere=each in hidden)
     return clip(text)
 
 

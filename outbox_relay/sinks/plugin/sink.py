@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any, Protocol, cast
 
 from outbox_relay.domain.event import StoredEvent
-from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import DELIVERED, Attempt, Delivered, Failed, Refused, Unavailable, Verdict
+from outbox_relay.domain.times import lease_clock
 from outbox_relay.raised import raised
 from outbox_relay.sinks.plugin.redaction import of_event, own_texts, without
 from outbox_relay.sinks.settings import PluginSettings

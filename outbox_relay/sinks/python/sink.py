@@ -16,8 +16,8 @@ from uuid import UUID
 import psycopg
 
 from outbox_relay.delivery import Delivery
-from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import Attempt, Failed, Unavailable, Verdict, clip
+from outbox_relay.domain.times import lease_clock
 from outbox_relay.sinks.calls import Call
 from outbox_relay.sinks.posting import EventLoopThread
 from outbox_relay.sinks.python.handler import TIMED_OUT, Handler, Unusable, check_result, described, load, verdict_of

@@ -10,7 +10,7 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
-from outbox_relay.domain.lease_clock import lease_clock
+from outbox_relay.domain.times import lease_clock
 from outbox_relay.sinks.webhook.response import NotHttp, ResponseReader
 
 BODY_SECONDS = 1.0

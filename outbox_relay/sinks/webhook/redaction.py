@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from urllib.parse import parse_qsl, quote, quote_plus, urlsplit
 
-from outbox_relay.domain.hidden_values import without
+from outbox_relay.domain.redaction import without
 
 ANSWER_CHARS = 1000
 """Longest text that is kept of a response, in characters."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from outbox_relay.domain.event import StoredEvent
-from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import DELIVERED, Attempt, Delivered, Refused, Unavailable, Verdict
+from outbox_relay.domain.times import lease_clock
 from outbox_relay.formats import signatures
 from outbox_relay.sinks.webhook.client import PooledClient
 from outbox_relay.sinks.webhook.connection import ExchangeFailed

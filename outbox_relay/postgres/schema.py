@@ -1,20 +1,84 @@
-"""The SQL that creates or upgrades the schema.
-
-A new database gets the tables of ``schema/tables``, an existing one the migrations above its version. Both then get all
-functions, views and triggers, since the version has risen; what the files no longer define is dropped. Grants are given
-each time; the functions for users who come from Debezium (``debezium.sql``) and the defaults of relays' roles
-(``role_settings.sql``) each time that they are requested.
-"""
+"""The versions of the schema, and the SQL that creates or upgrades it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypedDict, Unpack, cast
 
 from outbox_relay.domain.errors import DatabaseUnusable
-from outbox_relay.postgres.schema_versions import BASELINE, SCHEMA_FOLDER, Migration, migrations, newest_version
+
+BASELINE: Final = 34
+"""The first version. Databases with an older one were made before the first release, and are refused."""
+
+_FILE = re.compile(r"(\d{4})_\w+\.sql")
+_MIN_RELAY = re.compile(r"^-- min_relay: (\d+)$", re.MULTILINE)
+_PACKAGE = Path(__file__).parent.parent
+_INSTALLED = _PACKAGE / "schema"
+SCHEMA_FOLDER: Final = _INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parent / "schema"
+"""Inside the package if it was installed from a wheel, next to it in a checkout."""
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One step of the schema: its version, name and SQL, and the oldest schema whose relays still work."""
+
+    version: int
+    name: str
+    min_relay: int
+    text: str
+
+
+def migrations(folder: Path) -> tuple[Migration, ...]:
+    """Return the migrations of a schema folder, in order. Raise ``DatabaseUnusable`` if one is missing."""
+    found: list[Migration] = []
+    for path in _files(folder):
+        text = path.read_text(encoding="utf-8")
+        declared = _MIN_RELAY.search(text)
+        min_relay = int(declared[1]) if declared else found[-1].min_relay if found else BASELINE
+        found.append(Migration(_version(path), path.stem, min_relay, text))
+    return tuple(found)
+
+
+def _files(folder: Path) -> list[Path]:
+    if not (folder / "tables").is_dir():
+        raise DatabaseUnusable(f"{folder} does not hold the schema: install outbox-relay again")
+    files = sorted(path for path in (folder / "migrations").glob("*.sql") if _FILE.fullmatch(path.name))
+    if [_version(path) for path in files] != list(range(BASELINE + 1, BASELINE + 1 + len(files))):
+        raise DatabaseUnusable(
+            f"{folder} does not have every migration from {BASELINE + 1:04} on: install outbox-relay again"
+        )
+    return files
+
+
+def _version(file: Path) -> int:
+    return int(file.name[:4])
+
+
+def newest_version(folder: Path) -> int:
+    """Return the version that a schema folder defines."""
+    return BASELINE + len(_files(folder))
+
+
+SCHEMA_VERSION: Final = newest_version(SCHEMA_FOLDER)
+"""The newest schema version in this package, for which its relay is made."""
+
+
+def fit(schema_version: int | None, min_relay: int | None, *, ours: int = SCHEMA_VERSION) -> str | None:
+    """Return why a relay made for schema ``ours`` cannot work on this one (None: no schema); None if it can."""
+    if not schema_version:
+        return "schema outbox is missing: run outbox-relay migrate"
+    if schema_version < ours:
+        return f"schema outbox has version {schema_version} and this relay needs {ours}: run outbox-relay migrate"
+    if min_relay is not None and min_relay > ours:
+        return (
+            f"schema outbox has version {schema_version}, which needs relays made for version {min_relay} or newer; "
+            f"this one is made for {ours}: install a newer outbox-relay"
+        )
+    return None
+
 
 LOCK_SECONDS: Final = 5
 """Longest wait for each lock that a migration needs."""
@@ -68,18 +132,13 @@ def script(*, have: int = 0, folder: Path = SCHEMA_FOLDER, **given: Unpack[Optio
 
     Run all of it in one transaction, as the role that is to own the schema.
     """
-    options = schema_options(**given)
-    ceiling = options.max_payload_bytes
-    newest = newest_version(folder)
     return "\n".join(
         (
-            f"-- Schema outbox, from version {have} to {max(have, newest)}.",
+            f"-- Schema outbox, from version {have} to {max(have, newest_version(folder))}.",
             "-- To be run in one transaction: psql -1 -v ON_ERROR_STOP=1 -f FILE, or a tool that does the same.",
             PROLOGUE,
             *upgrade_sql(have, folder),
-            *(grant_sql(kind, role) for kind, role in options.grants),
-            *([] if ceiling is None else [ceiling_sql(ceiling)]),
-            *options_sql(options, folder),
+            *options_sql(schema_options(**given), folder),
             _EPILOGUE,
         )
     )
@@ -106,9 +165,12 @@ def upgrade_sql(have: int, folder: Path) -> list[str]:
 
 
 def options_sql(options: SchemaOptions, folder: Path) -> list[str]:
-    """Return the statements of the last part: functions for Debezium, privileges, settings of roles."""
+    """Return the statements of the last part: grants, payload ceiling, functions for Debezium, settings of roles."""
     revoke_others = "on" if options.revoke_others else "off"
+    ceiling = f"update outbox.meta set max_payload_bytes = {options.max_payload_bytes};\n"  # noqa: S608 - a number
     return [
+        *(_grant_sql(kind, role) for kind, role in options.grants),
+        *([ceiling] if options.max_payload_bytes else []),
         *([_text(folder / "debezium.sql")] if options.debezium else []),
         f"set local outbox.revoke_others = {revoke_others};\n",
         _text(folder / "grants.sql"),
@@ -255,8 +317,8 @@ def step_sql(step: Migration) -> str:
     return f"-- {step.name}\n{step.text}\n{done}"
 
 
-def grant_sql(kind: str, role: str) -> str:
-    """Return the statement that records a grant. It fails with SQLSTATE 42704 if the role does not exist."""
+def _grant_sql(kind: str, role: str) -> str:
+    """Return the statement that records a grant, which fails with SQLSTATE 42704 if the role does not exist."""
     from psycopg import sql  # the migrations of an application that has only psycopg2 grant nothing
 
     name = sql.Literal(sql.Identifier(role).as_string()).as_string()
@@ -264,8 +326,3 @@ def grant_sql(kind: str, role: str) -> str:
         f"insert into outbox.grantee (role_name, kind) select r.rolname, '{kind}' from pg_roles r "  # noqa: S608 - quoted
         f"where r.oid = {name}::regrole on conflict do nothing;\n"
     )
-
-
-def ceiling_sql(max_payload_bytes: int) -> str:
-    """Return the statement that sets the payload ceiling."""
-    return f"update outbox.meta set max_payload_bytes = {max_payload_bytes};\n"  # noqa: S608 - a number

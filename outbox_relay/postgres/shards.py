@@ -1,16 +1,35 @@
-"""Statements on shards, their positions, and the relays that own them."""
+"""Shards, their positions, and the relays that own them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import NamedTuple
 from uuid import UUID
 
 from outbox_relay.domain.errors import PositionsMissing
 from outbox_relay.domain.routing import SinkRoutes
-from outbox_relay.domain.window import Position, Tick
+from outbox_relay.domain.window import Position
 from outbox_relay.postgres.database import Database
-from outbox_relay.postgres.rows import Claimed, Entries, RelayRank, ScheduledPlace
+from outbox_relay.postgres.parameters import PositionColumns, array_text
+
+
+class Claimed(NamedTuple):
+    """A shard that this relay owns.
+
+    ``crashes`` is the number of times its lease expired since its position last advanced.
+    """
+
+    shard: int
+    epoch: int
+    crashes: int
+
+
+class RelayRank(NamedTuple):
+    """The number of live relays that serve a sink, and the number of them with an id below this relay's."""
+
+    sink: str
+    relays: int
+    before: int
 
 
 class ShardStatements(Database):
@@ -25,7 +44,7 @@ class ShardStatements(Database):
         """
         owned: dict[str, dict[int, int]] = {sink: {} for sink in sinks}
         parameters = {"owner": owner, "sinks": list(owned), "lease": lease_seconds}
-        for sink, shard, epoch in self._rows("renew_sessions", parameters, deadline=deadline):
+        for sink, shard, epoch in self.named("renew_sessions", parameters, deadline):
             owned[sink][shard] = epoch
         return owned
 
@@ -53,11 +72,11 @@ class ShardStatements(Database):
             "most": most,
             "known": list(known),
         }
-        return [Claimed(*row) for row in self._rows("claim_shards", parameters)]
+        return self.named("claim_shards", parameters, row=Claimed)
 
     def reclaim_shards(self, sink: str, owner: UUID) -> list[Claimed]:
         """Raise the epochs of all shards of ``owner``, which invalidates settlements under the old ones."""
-        return [Claimed(*row) for row in self._rows("reclaim_shards", {"sink": sink, "owner": owner})]
+        return self.named("reclaim_shards", {"sink": sink, "owner": owner}, row=Claimed)
 
     def release_shards(self, sink: str, owner: UUID, held: Mapping[int, int]) -> None:
         """Release shards (shard → epoch)."""
@@ -78,27 +97,16 @@ class ShardStatements(Database):
 
         Raises ``PositionsMissing`` if one of them has none.
         """
-        found: dict[int, Position] = {}
         wanted = list(shards)
-        parameters = {"sink": sink, "shards": wanted, "server": server}
-        for shard, a_seq, a_snapshot, a_next, b_seq, b_snapshot, b_next, last in self._rows("positions", parameters):
-            b = None if b_seq is None else Tick(b_seq, b_snapshot, b_next)
-            found[shard] = Position(Tick(a_seq, a_snapshot, a_next), b, last)
-        if missing := sorted(set(wanted) - found.keys()):
+        rows = self.named("positions", {"sink": sink, "shards": wanted, "server": server})
+        positions = {row.shard: PositionColumns._make(row[1:]).position for row in rows}
+        if missing := sorted(set(wanted) - positions.keys()):
             raise PositionsMissing(missing_positions(sink, missing))
-        return found
+        return positions
 
     def missing_positions(self) -> dict[str, list[int]]:
         """Return the shards without a position by sink; sinks without such a shard are left out."""
-        return dict(self._rows("missing_positions", {}))
-
-    # -- scheduled events and unique keys -------------------------------------------------------------------------
-
-    def enter_scheduled(self, most: int, after: ScheduledPlace | None) -> Entries:
-        """Let up to ``most`` scheduled events that are due enter the log, of those behind ``after`` if it is given."""
-        parameters = {"most": most, "after_time": after and after.time, "after_id": after and after.id}
-        [(entered, time, last_id, due_in)] = self._rows("enter_scheduled", parameters)
-        return Entries(entered, None if time is None else ScheduledPlace(time, last_id), due_in)
+        return dict(self.named("missing_positions", {}))
 
     # -- relays -----------------------------------------------------------------------------------------------
 
@@ -109,7 +117,7 @@ class ShardStatements(Database):
 
     def config_key(self) -> bytes:
         """Return the key under which the secrets of recorded settings are hashed."""
-        return bytes(self.value("config_key", {}))
+        return bytes(self.value("config_key"))
 
     def record_config(self, relay: UUID, config: str) -> None:
         """Record the settings, a JSON object, that this relay runs with."""
@@ -117,8 +125,7 @@ class ShardStatements(Database):
 
     def relay_ranks(self, relay: UUID, sinks: Sequence[str], lease_seconds: float) -> list[RelayRank]:
         """Return how the live relays share these sinks. A relay is live for ``lease_seconds`` after its heartbeat."""
-        parameters = {"id": relay, "sinks": list(sinks), "lease": lease_seconds}
-        return [RelayRank(*row) for row in self._rows("relay_ranks", parameters)]
+        return self.named("relay_ranks", {"id": relay, "sinks": list(sinks), "lease": lease_seconds}, row=RelayRank)
 
     def forget_relay(self, relay: UUID) -> None:
         """Delete the heartbeat of a relay that stops."""
@@ -134,5 +141,5 @@ def missing_positions(sink: str, shards: Sequence[int]) -> str:
     )
 
 
-def _shards(held: Mapping[int, int]) -> dict[str, Any]:
-    return {"shards": list(held.keys()), "epochs": list(held.values())}
+def _shards(held: Mapping[int, int]) -> dict[str, str]:
+    return {"shards": array_text(held), "epochs": array_text(held.values())}

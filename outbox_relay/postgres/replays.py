@@ -1,4 +1,4 @@
-"""Statements on replays: their events, positions, settlements and rates."""
+"""Replays: their events, positions, settlements and rates."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ from uuid import UUID
 
 from outbox_relay.domain.attempts import AttemptRecord
 from outbox_relay.domain.event import ID, StoredEvent
-from outbox_relay.postgres.attempt_values import record_columns, recorded_events
 from outbox_relay.postgres.database import Database
-from outbox_relay.postgres.delivery_statements import new_row_columns
-from outbox_relay.postgres.log_statements import event_row
-from outbox_relay.postgres.rows import NewRow
+from outbox_relay.postgres.rows import NewRow, settled_rows
 
 
 class ReplayRow(NamedTuple):
@@ -43,11 +40,11 @@ class ReplayStatements(Database):
 
     def replays(self) -> list[ReplayRow]:
         """Return the replays that are not cleared, the oldest first."""
-        return [ReplayRow(*row) for row in self._rows("running_replays", {})]
+        return self.named("running_replays", {}, row=ReplayRow)
 
     def tend_replay(self, replay: int) -> None:
         """Count events of a replay, move its dead letters, and end or clear it, a step of each."""
-        self._rows("tend_replay", {"replay": replay})
+        self.named("tend_replay", {"replay": replay})
 
     def spend_replay(self, replay: int, spent: int) -> float:
         """Pay for ``spent`` events of a replay that has a rate; return the number that may be read now.
@@ -80,14 +77,15 @@ class ReplayStatements(Database):
             "most_payload": most_payload,
             "server": server,
         }
-        return sorted(self._rows("read_replay", parameters, event_row), key=ID)
+        return sorted(self.named("read_replay", parameters, row=StoredEvent), key=ID)
 
     def replay_positions(
         self, replay: int, shards: Iterable[int], *, server: str | None = None
     ) -> dict[int, ReplayPosition]:
         """Return the positions of these shards; none if the replay was cleared."""
         parameters = {"replay": replay, "shards": list(shards), "server": server}
-        return {row[0]: ReplayPosition(*row[1:]) for row in self._rows("replay_positions", parameters)}
+        rows = self.named("replay_positions", parameters)
+        return {row.shard: ReplayPosition(row.last_id, row.from_id, row.upto_id) for row in rows}
 
     def settle_replay(
         self,
@@ -108,12 +106,9 @@ class ReplayStatements(Database):
         ``passed_by`` are the ids of the events that these places pass by, with the reasons.
         Return False, with nothing written, if ``owner`` does not own one of their shards at its epoch.
         """
-        kept = [*(row.record for row in rows if row.record is not None), *records]
-        recorded = kept if relay is not None else []
         parameters: dict[str, Any] = {
             "replay": replay,
             "owner": owner,
-            "relay": relay,
             "server": server,
             "shards": list(places),
             "epochs": [epoch for epoch, _ in places.values()],
@@ -121,8 +116,6 @@ class ReplayStatements(Database):
             "seen": seen,
             "passed_ids": list(passed_by or {}),
             "passed_reasons": list((passed_by or {}).values()),
-            **new_row_columns(rows, epochs),
-            **recorded_events(recorded),
-            **record_columns(recorded),
+            **settled_rows(rows, epochs, records, relay),
         }
         return bool(self.value("settle_replay", parameters))

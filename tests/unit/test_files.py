@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox_relay.domain.file_reading import read_file
+from outbox_relay.domain.files import read_file
 
 LIMIT = 1000
 
@@ -21,8 +21,8 @@ def pipe(tmp_path: Path) -> Path:
 
 
 def test_a_pipe_without_a_writer_is_given_up(pipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outbox_relay.domain.file_reading.READ_SECONDS", 0.1)
-    with pytest.raises(OSError, match=r"not a regular file, and its contents did not arrive within 0\.1 s"):
+    monkeypatch.setattr("outbox_relay.domain.files.READ_SECONDS", 0.1)
+    with pytest.raises(OSError, match=r"its contents did not arrive within 0\.1 s"):
         read_file(pipe, LIMIT)
 
 

@@ -1,4 +1,4 @@
-"""Statements on schedules: registration, and the times that are due."""
+"""Schedules, and scheduled events that enter the log."""
 
 from __future__ import annotations
 
@@ -12,6 +12,25 @@ from outbox_relay.postgres.database import Database
 
 DUE_MAX = 1000
 """Most schedules that are read at once."""
+
+
+class ScheduledPlace(NamedTuple):
+    """A place in the order in which scheduled events enter the log: the text of a time of the database, and an id."""
+
+    time: str
+    id: int
+
+
+class Entries(NamedTuple):
+    """The entry of scheduled events into the log.
+
+    ``entered`` is their number, or None while another session lets events enter. ``last`` is the place of the last one,
+    and ``due_in`` the seconds until the next one is due; None if there is none.
+    """
+
+    entered: int | None
+    last: ScheduledPlace | None
+    due_in: float | None
 
 
 class ScheduleRow(NamedTuple):
@@ -51,24 +70,24 @@ class ScheduleStatements(Database):
 
     def register_schedules(self, wanted: Iterable[Mapping[str, Any]]) -> dict[str, int]:
         """Register the schedules of a file, or change them; return their generations."""
-        return dict(self._rows("register_schedules", {"wanted": json.dumps(list(wanted))}))
+        return dict(self.named("register_schedules", {"wanted": json.dumps(list(wanted))}))
 
     def known_schedules(self, names: Iterable[str]) -> tuple[str, set[str]]:
         """Return the incarnation of the server, and those of ``names`` that schedules have."""
-        [(server, found)] = self._rows("known_schedules", {"names": list(names)})
-        return server, set(found)
+        [(server, known)] = self.named("known_schedules", {"names": list(names)})
+        return server, set(known)
 
     def hold_schedules(self, relay: UUID, known: Mapping[str, int]) -> list[OtherGeneration]:
         """Record which schedules the file of a relay has, and return those that have another generation."""
         parameters = {"relay": relay, "known": json.dumps(known)}
-        return [OtherGeneration(*row) for row in self._rows("hold_schedules", parameters)]
+        return self.named("hold_schedules", parameters, row=OtherGeneration)
 
     def take_schedules(self, wanted: Iterable[Mapping[str, Any]]) -> dict[str, int]:
         """Return the generations of schedules that are as ``wanted``, after changing those that may be changed.
 
         Each has ``seen``, a generation, and ``over``, which is True if it may be changed while it has that generation.
         """
-        return dict(self._rows("take_schedules", {"wanted": json.dumps(list(wanted))}))
+        return dict(self.named("take_schedules", {"wanted": json.dumps(list(wanted))}))
 
     def due_schedules(self, ahead: float, late: float) -> list[ScheduleRow]:
         """Return the schedules that fire within ``ahead`` seconds, in the order in which they are to be tried.
@@ -76,7 +95,7 @@ class ScheduleStatements(Database):
         A time that is late by ``late`` seconds comes after those that are not.
         """
         parameters = {"ahead": ahead, "late": late, "most": DUE_MAX}
-        return [ScheduleRow(*row) for row in self._rows("due_schedules", parameters)]
+        return self.named("due_schedules", parameters, row=ScheduleRow)
 
     def place_schedule(self, row: ScheduleRow, following: datetime) -> bool:
         """Write the first time of a schedule after ``after_at``. Return False if it was changed meanwhile."""
@@ -89,10 +108,16 @@ class ScheduleStatements(Database):
         If the events are many, only the first of them are emitted, and the next time is the first one that is left.
         """
         place = {"name": row.name, "seen": row.next_at, "next": following, "generation": row.generation}
-        [found] = self._rows("fire_schedule", {**place, "times": None if times is None else list(times)})
-        return Fired(*found)
+        return self.named("fire_schedule", {**place, "times": None if times is None else list(times)}, row=Fired)[0]
 
     def fail_schedule(self, row: ScheduleRow, reason: str) -> bool:
         """Record why this relay did not fire a schedule. Return False if it has fired, or the reason is recorded."""
         place = {"name": row.name, "generation": row.generation, "after": row.after_at, "next": row.next_at}
         return self._do("fail_schedule", {**place, "reason": reason}) > 0
+
+    def enter_scheduled(self, most: int, after: ScheduledPlace | None) -> Entries:
+        """Let up to ``most`` scheduled events that are due enter the log, of those behind ``after`` if it is given."""
+        parameters = {"most": most, "after_time": after and after.time, "after_id": after and after.id}
+        [row] = self.named("enter_scheduled", parameters)
+        last = None if row.last_time is None else ScheduledPlace(row.last_time, row.last_id)
+        return Entries(row.entered, last, row.due_in)

@@ -1,4 +1,4 @@
-"""Statements on days of the log: what keeps them, their archives, and how they are emptied."""
+"""Days of the log: what keeps them, their archives, and how they are emptied."""
 
 from __future__ import annotations
 
@@ -76,36 +76,34 @@ class RetentionStatements(Database):
         """Claim the lease for ``seconds``; return None while another process has it."""
         parameters = {**by._asdict(), "owner": owner, "seconds": seconds, "at_once": at_once, "works": works}
         [row] = self.call("begin_retention", parameters, "operate" if at_once else "relay")
-        return None if row[0] is None else Pass(*row)
+        return None if row.lease is None else Pass(*row)
 
     def renew_retention(self, lease: int) -> None:
         """Renew the lease."""
-        self._rows("renew_retention", {"lease": lease})
+        self.named("renew_retention", {"lease": lease})
 
     def end_retention(self, lease: int) -> None:
         """Release the lease."""
-        self._rows("end_retention", {"lease": lease})
+        self.named("end_retention", {"lease": lease})
 
     def due_days(self) -> list[str]:
         """Return the days that are past keep_days and hold events; -infinity is the DEFAULT partition."""
-        return [day for (day,) in self._rows("due_days", {})]
+        return [row.day for row in self.named("due_days", {})]
 
     def check_day(self, day: str, lease: int | None) -> DayCheck:
         """Return what keeps a day, and record the check; without a lease only look."""
-        [row] = self._rows("check_day", {"day": day, "lease": lease})
-        return DayCheck(*row)
+        return self.named("check_day", {"day": day, "lease": lease}, row=DayCheck)[0]
 
     def count_day(self, day: str, lease: int, after: tuple[int, UUID], most: int) -> tuple[int, int, UUID]:
         """Return the number of the next events of a checked day, at most ``most``, and id and uid of the last one."""
         parameters = {"day": day, "lease": lease, "after_id": after[0], "after_uid": after[1], "most": most}
-        [row] = self._rows("count_day", parameters)
-        return row
+        return self.named("count_day", parameters)[0]
 
     def read_day(self, day: str, lease: int, after: tuple[int, str], most: int, payload_bytes: int) -> list[DayEvent]:
         """Return the next events of a checked day by id and uid; the one that exceeds ``payload_bytes`` is the last."""
         place = {"after_id": after[0], "after_uid": after[1]}
         parameters = {"day": day, "lease": lease, **place, "most": most, "bytes": payload_bytes}
-        return [DayEvent(*row) for row in self._rows("read_day", parameters)]
+        return self.named("read_day", parameters, row=DayEvent)
 
     def unfinished_archives(self, day: str, lease: int) -> list[str]:
         """Return the addresses of archives of a day that were given up or superseded, and can be removed."""
@@ -114,12 +112,12 @@ class RetentionStatements(Database):
     def begin_archive(self, day: str, lease: int, address: str, removed: Sequence[str] = ()) -> None:
         """Record the address of an archive before its first byte is written, and forget those ``removed``."""
         parameters = {"day": day, "lease": lease, "address": address, "removed": list(removed)}
-        self._rows("begin_archive", parameters)
+        self.named("begin_archive", parameters)
 
     def record_archive(self, day: str, lease: int, address: str, sha256: str, events: int) -> None:
         """Record a verified archive of what the newest check saw."""
         parameters = {"day": day, "lease": lease, "address": address, "hash": sha256, "events": events}
-        self._rows("record_archive", parameters)
+        self.named("record_archive", parameters)
 
     def empty_day(self, day: str, lease: int, events: int) -> str:
         """Empty a checked day; return its outcome: see ``outbox_internal.empty_day``."""
@@ -127,7 +125,7 @@ class RetentionStatements(Database):
 
     def leave_day(self, day: str, lease: int, reason: str) -> None:
         """Record why a pass left a day that nothing keeps."""
-        self._rows("leave_day", {"day": day, "lease": lease, "reason": reason})
+        self.named("leave_day", {"day": day, "lease": lease, "reason": reason})
 
     def drop_day(self, lease: int) -> str | None:
         """Remove an empty partition that is past keep_days; return its day, or None."""
@@ -135,22 +133,20 @@ class RetentionStatements(Database):
 
     def trim_uids(self, lease: int, most: int) -> tuple[int, bool]:
         """Remove old uids among the next ``most``; return their number, and whether more are to be examined."""
-        [(removed, left_over)] = self._rows("trim_uids", {"lease": lease, "most": most})
-        return removed, left_over
+        return self.named("trim_uids", {"lease": lease, "most": most})[0]
 
     def trim_inbox(self, lease: int, most: int) -> tuple[int, bool]:
         """Remove old marks of the inbox among the next ``most``; return as ``trim_uids``."""
-        [(removed, left_over)] = self._rows("trim_inbox", {"lease": lease, "most": most})
-        return removed, left_over
+        return self.named("trim_inbox", {"lease": lease, "most": most})[0]
 
     def discard_expired(self, lease: int, most: int) -> tuple[int, bool]:
         """Discard old dead rows among the next ``most``; return their number, and whether more are to be examined."""
-        [(removed, left_over)] = self._rows("discard_expired", {"lease": lease, "most": most})
-        return removed, left_over
+        return self.named("discard_expired", {"lease": lease, "most": most})[0]
 
-    def trim_attempts(self, lease: int) -> int:
-        """Remove old recorded attempts, one step; return the number of partitions or rows, 0 if none is left."""
-        return self._locking("trim_attempts", {"lease": lease})
+    def trim_attempts(self, lease: int, most: int) -> tuple[int, bool]:  # noqa: ARG002 - a step is a partition
+        """Remove old recorded attempts, one step; return as ``trim_uids``, of partitions or rows."""
+        removed = self._locking("trim_attempts", {"lease": lease})
+        return removed, removed > 0
 
     def retention_status(self, *, live: bool) -> dict[str, Any]:
         """Return the policy and the days; with ``live``, what keeps them now."""
@@ -158,5 +154,5 @@ class RetentionStatements(Database):
 
     def _locking(self, name: str, parameters: Mapping[str, Any]) -> Any:
         """Return the value of a statement that locks."""
-        [(value,)] = self._message(_LIMITS, name, parameters)
+        [(value,)] = self._run(name, parameters, None, settings=_LIMITS)[0]
         return value

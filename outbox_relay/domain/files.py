@@ -1,0 +1,72 @@
+"""Small files of this system: their contents, within a time limit, and the authorities that it trusts."""
+
+from __future__ import annotations
+
+import errno
+import ssl
+import stat
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+
+READ_SECONDS = 10.0
+"""Longest wait for the contents of a file, in seconds."""
+AUTHORITIES = (
+    "/etc/ssl/certs/ca-certificates.crt",  # Debian, Alpine
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",  # Red Hat
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",  # SUSE
+    "/etc/ssl/cert.pem",  # Alpine, BSD
+)
+"""The files in which systems keep the certificates of the authorities that they trust."""
+
+_late: dict[Path, Future[bytes]] = {}
+"""Reads that did not end in time, so that no file keeps more than one thread."""
+
+
+def read_file(path: Path, limit: int) -> bytes:
+    """Return the contents of the file at ``path``, up to one byte more than ``limit``. Raises OSError.
+
+    A thread reads it: a pipe to which nobody writes, or a file server that does not answer, is an error after
+    ``READ_SECONDS``.
+    """
+    read = _late.pop(path, None)
+    if read is None or read.done():
+        read = Future[bytes]()
+        try:
+            threading.Thread(target=_read, args=(path, limit + 1, read), name="read", daemon=True).start()
+        except RuntimeError as error:  # the process can start no thread
+            raise OSError(errno.EAGAIN, str(error)) from None
+    try:
+        return read.result(READ_SECONDS)
+    except TimeoutError:
+        if read.done():
+            raise
+        _late[path] = read
+        raise OSError(0, f"its contents did not arrive within {READ_SECONDS:g} s") from None
+
+
+def _read(path: Path, most: int, read: Future[bytes]) -> None:
+    try:
+        with path.open("rb") as file:
+            read.set_result(file.read(most))
+    except OSError as error:
+        read.set_exception(error)
+
+
+def is_stream(path: Path) -> bool:
+    """Return True if ``path`` is a pipe, a socket or a device, for which a library that opens it may wait."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+
+
+def system_authorities() -> str | None:
+    """Return the file with the certificates of trusted authorities, that of ``SSL_CERT_FILE`` first, or None.
+
+    For libraries that look where the machine that built them keeps its own.
+    """
+    places = (ssl.get_default_verify_paths().cafile, *AUTHORITIES)
+    return next((place for place in places if place and Path(place).is_file()), None)
