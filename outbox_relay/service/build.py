@@ -27,7 +27,7 @@ from outbox_relay.service.history import MINUTE_SECONDS, History
 from outbox_relay.service.metrics import SinkStates, register
 from outbox_relay.service.own_addresses import REFRESH_SECONDS, OwnAddresses
 from outbox_relay.service.recorded_config import RecordedConfig
-from outbox_relay.service.reload import Reload
+from outbox_relay.service.reload import LIMIT_SECONDS, PAUSE_SECONDS, Reload
 from outbox_relay.service.replays import Replays
 from outbox_relay.service.sinks import ServedSinks
 from outbox_relay.service.supervisor import Supervisor
@@ -81,7 +81,7 @@ class Parts:
             schedules.definitions.use(settings.registered_schedules())
             self.replays.make_client = clients.make
 
-        self.reload = Reload(settings, read_settings, clients, self.sinks, use, recorded, supervisor, log)
+        self.reload = Reload(settings, read_settings, clients, self.sinks, use, recorded, log)
         figures = Figures(store, relay, log)
         register(measures.registry, [SinkStates(self.sinks), figures], lambda: self.reload.last_successful)
         history = History(store, measures.registry)
@@ -94,8 +94,10 @@ class Parts:
         ]
         retention = build_retention(settings, store, relay, log, self.over)
 
-        def in_turn(*chores: Chore) -> Callable[[], None]:
-            return partial(Chores(store, log, chores).run, self.over)
+        reload = Chore("reload", self.reload.step, 0.0, PAUSE_SECONDS, float, 0.0, LIMIT_SECONDS)
+
+        def in_turn(*chores: Chore, until: threading.Event = self.over) -> Callable[[], None]:
+            return partial(Chores(store, log, chores).run, until)
 
         self.background: Mapping[str, Callable[[], None]] = {
             "keeper": self.keeper.run,
@@ -104,7 +106,7 @@ class Parts:
             "chores": in_turn(*all_chores(store, schedules, lag_watch)),
             "retention": in_turn(Chore("retention", retention.step, PASS_SECONDS, PASS_SECONDS, float, 0.0, 10.0)),
             "figures": in_turn(*looks),
-            "reload": self.reload.run,
+            "reload": in_turn(reload, until=supervisor.stopping),
             "replays": self.replays.run,
         }
         """Parts that run with the sinks, each in a thread of its own, by their names in the log."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -71,6 +72,15 @@ FIGURES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "outbox_schedules_failing": ("Schedules whose event was refused or not fired.", ()),
 }
 """The meaning and the labels of every figure, by the name of its metric."""
+
+SINGLE: Final[Mapping[str, tuple[str, str, Mapping[str, int]]]] = {
+    "transactions": ("outbox_oldest_transaction_seconds", "figures_of_transactions", {}),
+    "locks": ("outbox_lock_waits", "figures_of_locks", {}),
+    "log": ("outbox_log_bytes", "figures_of_log", {}),
+    "default_partition": ("outbox_default_partition_rows", "status_default_partition", {"most": MOST_DEFAULT}),
+    "retention": ("outbox_retention_blocked", "figures_of_retention", {}),
+}
+"""The groups of one value, with the metric, the statement and its parameters."""
 
 
 class Value(NamedTuple):
@@ -173,14 +183,9 @@ class Figures(Collector):
         """Yield what is measured, as many sinks as there is time for. Raises ``DatabaseUnavailable``."""
         patterns = dict[str, list[str]]()
         yield self._group("sinks", lambda: self._sinks(patterns))
-        yield self._one("transactions", "outbox_oldest_transaction_seconds", "figures_of_transactions")
-        yield self._one("locks", "outbox_lock_waits", "figures_of_locks")
         yield self._group("tables", self._tables)
-        yield self._one("log", "outbox_log_bytes", "figures_of_log")
-        yield self._one(
-            "default_partition", "outbox_default_partition_rows", "status_default_partition", most=MOST_DEFAULT
-        )
-        yield self._one("retention", "outbox_retention_blocked", "figures_of_retention")
+        for group, (name, statement, parameters) in SINGLE.items():
+            yield self._group(group, partial(self._single, name, statement, parameters))
         yield self._group("schedules", self._schedules)
         until, names = time.monotonic() + SINKS_SECONDS, list(patterns)
         self._first %= max(1, len(names))
@@ -203,13 +208,9 @@ class Figures(Collector):
             return Entry(group, sink, at, True, ())
         return Entry(group, sink, at, not values and group != "sinks", tuple(values))
 
-    def _one(self, group: str, name: str, statement: str, **parameters: int) -> Entry:
-        """Measure a group with the value of a statement with one row of one column, or none without a row."""
-
-        def measure() -> list[Value]:
-            return [Value(name, (), float(row[0])) for row in self._store.measure(statement, parameters)]
-
-        return self._group(group, measure)
+    def _single(self, name: str, statement: str, parameters: Mapping[str, int]) -> list[Value]:
+        """Return the value of a statement with one row of one column, or none without a row."""
+        return [Value(name, (), float(row[0])) for row in self._store.measure(statement, parameters)]
 
     def _sinks(self, patterns: dict[str, list[str]]) -> list[Value]:
         """Measure the sinks, and add their ``patterns``."""

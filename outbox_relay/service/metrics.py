@@ -1,4 +1,4 @@
-"""What ``/metrics`` exports beside the counters of ``relay.measures``: the state of each sink and of the process."""
+"""The states of the sinks and of the process as metrics, and the answer of ``/metrics``."""
 
 from __future__ import annotations
 

@@ -19,12 +19,12 @@ from types import FrameType
 from structlog.stdlib import BoundLogger
 
 from outbox_relay import __version__
-from outbox_relay.domain.errors import ConfigurationError, RelayError
+from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.service import tracing
 from outbox_relay.service.build import Parts
 from outbox_relay.service.check import check_schema
 from outbox_relay.service.http import Listener, Readiness
-from outbox_relay.service.logs import flush, logger
+from outbox_relay.service.logs import flush, logger, reason
 from outbox_relay.settings import Settings
 
 TURN_SECONDS = 0.1
@@ -144,19 +144,14 @@ class Service:
 
     def _start(self) -> bool:
         """Wait for the database, and register and open the sinks. Return False if a signal came before that ended."""
-        errors: list[BaseException] = []
 
         def start() -> None:
-            try:
-                self._supervisor.retry("database.unreachable", self._register)
-                if not self._stopping.is_set():
-                    for client in self._parts.clients.values():
-                        client.open()
-            except BaseException as error:
-                errors.append(error)
+            self._supervisor.retry("database.unreachable", self._register)
+            if not self._stopping.is_set():
+                for client in self._parts.clients.values():
+                    client.open()
 
-        thread = Thread(target=start, name="start", daemon=True)
-        thread.start()
+        thread, errors = _begun("start", start)
         while thread.is_alive() and not self._stopping.is_set():
             self._readiness.turned_at = time.monotonic()
             thread.join(TURN_SECONDS)
@@ -205,25 +200,10 @@ class Service:
             for thread in _alive(threads, until):
                 self._log.warning("relay.left_behind", what=thread.name, reason="out of time")
         parts.store.give_up_at = until = time.monotonic() + STEP_SECONDS
-        self._leave(until)
-
-    def _leave(self, until: float) -> None:
-        """Remove this relay from the database, in a thread that is not waited for from ``until`` on."""
-        failed: list[str] = ["out of time"]
-
-        def leave() -> None:
-            try:
-                self._parts.keeper.leave()
-            except RelayError as error:
-                failed[:] = [str(error)]
-            else:
-                failed.clear()
-
-        thread = Thread(target=leave, name="leave", daemon=True)
-        thread.start()
-        thread.join(max(0.0, until - time.monotonic()))
-        if failed:
-            self._log.warning("relay.left_behind", what="this relay's row", reason=failed[0])
+        thread, errors = _begun("leave", parts.keeper.leave)
+        if _alive([thread], until) or errors:
+            failed = reason(errors[0]) if errors else "out of time"
+            self._log.warning("relay.left_behind", what="this relay's row", reason=failed)
 
     def _close(self, listener: Listener | None) -> None:
         """Release what is left. Sinks that were served have closed their clients."""
@@ -234,6 +214,21 @@ class Service:
         if listener:
             listener.close()
         parts.store.close()
+
+
+def _begun(name: str, step: Callable[[], None]) -> tuple[Thread, list[BaseException]]:
+    """Run a step in a thread that is not waited for, and return it with a list that gets the error of the step."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            step()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread, errors
 
 
 def _alive(threads: Sequence[Thread], until: float) -> list[Thread]:

@@ -7,8 +7,6 @@ leaves. Everything else continues. Wrong settings change nothing.
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
@@ -22,7 +20,6 @@ from outbox_relay.service.clients import Clients, build_specs
 from outbox_relay.service.logs import reason
 from outbox_relay.service.recorded_config import RecordedConfig
 from outbox_relay.service.sinks import ServedSinks
-from outbox_relay.service.supervisor import Supervisor
 from outbox_relay.service.webhooks import system_contents
 from outbox_relay.settings import Settings, differing, merged
 from outbox_relay.settings.effective import named_files
@@ -31,8 +28,10 @@ from outbox_relay.sinks import Sink
 
 TURN_SECONDS = 0.1
 """Maximum time from a request to its begin."""
-PAUSE_SECONDS, PAUSE_MAX_SECONDS = 0.2, 5.0
-"""Longest pause before a configuration is applied again, doubled after each further try, and its limit."""
+PAUSE_SECONDS = 1.0
+"""Pause before a configuration is applied again."""
+LIMIT_SECONDS = 10.0
+"""Time limit of each statement."""
 FILE_BYTES = 1 << 20
 """Maximum number of bytes of a file that are compared."""
 REMOVED = "was removed from the database: /readyz says what to do"
@@ -54,7 +53,7 @@ class NewConfiguration(NamedTuple):
 
 
 class Reload:
-    """Carries out requests for a reload, one after another. A new request replaces a pending one.
+    """Carries out requests for a reload, one after another. ``step`` is a chore. A new request replaces a pending one.
 
     ``read_settings`` returns the settings of file and environment; it may block. ``use`` is called with the settings
     and the clients of a reload that was carried out; it must not fail.
@@ -68,7 +67,6 @@ class Reload:
         sinks: ServedSinks,
         use: Callable[[Settings, Clients], None],
         recorded_config: RecordedConfig,
-        supervisor: Supervisor,
         log: BoundLogger,
     ) -> None:
         self._settings = settings
@@ -77,7 +75,6 @@ class Reload:
         self._sinks = sinks
         self._use = use
         self._recorded_config = recorded_config
-        self._stopping = supervisor.stopping
         self._log = log
         self._seldom = RateLimitedLog(log)
         self._contents = _contents(settings)
@@ -88,19 +85,14 @@ class Reload:
         self.last_successful = True
         """True if the newest request was carried out, or none was made; False while it is pending."""
 
-    def run(self) -> None:
-        """Carry out requests until the process stops. No exception of a reload propagates."""
-        pause, due_at = PAUSE_SECONDS, 0.0
-        while not self._stopping.wait(TURN_SECONDS):
-            if self.requested:
-                self.requested = False
-                self._read_new()
-                pause, due_at = PAUSE_SECONDS, 0.0
-            if self._pending is not None and time.monotonic() >= due_at:
-                self._try(self._pending)
-                due_at = time.monotonic() + pause * random.uniform(0.5, 1.0)  # noqa: S311 - jitter is no secret
-                pause = min(pause * 2, PAUSE_MAX_SECONDS)
-        self._drop_pending()
+    def step(self) -> float:
+        """Carry out a request, or try a pending one again. Return the seconds until the next step. Never raises."""
+        if self.requested:
+            self.requested = False
+            self._read_new()
+        if self._pending is not None:
+            self._try(self._pending)
+        return TURN_SECONDS if self._pending is None else PAUSE_SECONDS
 
     def _read_new(self) -> None:
         """Replace the pending configuration. A refused request leaves it, since the database may have it already."""
@@ -150,7 +142,7 @@ class Reload:
         self._pending = None
         _close(sink for name, sink in new.sinks.items() if name in missing)
         removed = [f"{dotted(('sinks', name))}: {REMOVED}" for name in missing]
-        if len(missing) == len(new.specs):
+        if missing and len(missing) == len(new.specs):
             self._refuse("; ".join(removed))
             return
         served = {name: sink for name, sink in new.settings.sinks.items() if name not in missing}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import TypeAlias
+from typing import Any, TypeAlias, cast
 from urllib.parse import urlsplit
 
 from opentelemetry.context import Context
@@ -43,17 +43,14 @@ MOST_SEARCHED = 8 * MOST_LINKS
 Attributes: TypeAlias = Mapping[str, str | int]
 
 
-class TracedSink(Sink):
-    """Records a span for each call of ``sink``, which links to the contexts of the events.
+class TracedSink:
+    """A sink that records a span for each call of ``sink``, which links to the contexts of the events.
 
-    That of a single event is a child of the context in which the event was created.
+    That of a single event is a child of the context in which the event was created. Everything else is that of
+    ``sink``.
     """
 
     def __init__(self, tracer: Tracer, name: str, sink: Sink) -> None:
-        self.max_batch, self.max_in_flight = sink.max_batch, sink.max_in_flight
-        self.keeps_order, self.timeout_seconds = sink.keeps_order, sink.timeout_seconds
-        self.open, self.wake, self.extend, self.purge = sink.open, sink.wake, sink.extend, sink.purge
-        self.deadlines, self.check, self.close = sink.deadlines, sink.check, sink.close
         self._tracer = tracer
         self._sink = sink
         self._posts = False
@@ -68,23 +65,8 @@ class TracedSink(Sink):
                 self._span_name, self._attributes = f"send {name}", _of_batch(name, "outbox")
         self._attributes = {**self._attributes, "outbox.sink": name}
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._sink!r})"
-
-    @property
-    def trouble(self) -> str | None:
-        """See ``Sink``."""
-        return self._sink.trouble
-
-    @property
-    def fault(self) -> str | None:
-        """See ``Sink``."""
-        return self._sink.fault
-
-    @property
-    def hanging(self) -> int:
-        """See ``Sink``."""
-        return self._sink.hanging
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sink, name)
 
     def submit(self, call: Call) -> None:
         """Begin a call and its span."""
@@ -187,3 +169,8 @@ def _error_type(verdict: Verdict) -> str:
 def _fail(span: Span, error_type: str) -> None:
     span.set_attribute("error.type", error_type)
     span.set_status(StatusCode.ERROR)
+
+
+def traced_sink(tracer: Tracer, name: str, sink: Sink) -> Sink:
+    """Return a sink that records a span for each call of ``sink``, whose name in the settings is ``name``."""
+    return cast("Sink", TracedSink(tracer, name, sink))

@@ -68,7 +68,7 @@ def _configured(relay: str, log: BoundLogger) -> Trace:
     from opentelemetry import trace
     from opentelemetry.sdk._configuration import _OTelSDKConfigurator  # pyright: ignore[reportPrivateUsage] - of distros
 
-    from outbox_relay.service.traced_sink import TracedSink
+    from outbox_relay.service.traced_sink import traced_sink
 
     for name, value in DEFAULTS.items():
         if not os.environ.get(name, "").strip():
@@ -80,7 +80,7 @@ def _configured(relay: str, log: BoundLogger) -> Trace:
     configurator.configure()
     tracer = trace.get_tracer("outbox_relay", __version__, schema_url=CONVENTIONS)
     log.info("traces.recording")
-    return lambda name, sink: TracedSink(tracer, name, sink)
+    return lambda name, sink: traced_sink(tracer, name, sink)
 
 
 def stop(trace: Trace) -> None:

@@ -12,8 +12,8 @@ from ruamel.yaml import YAML
 from tests.alerts.record import metrics
 from tests.alerts.scenarios import SCENARIOS
 from tests.alerts.series import FIRED
+from tests.docs.metrics_table import listed
 from tests.docs.pages import ROOT, anchors, text
-from tests.docs.test_metrics import listed
 from tests.support.prometheus import promtool
 
 DEPLOY = ROOT / "deploy/prometheus"

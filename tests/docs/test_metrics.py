@@ -2,38 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import NamedTuple
 
-from tests.docs.pages import blocks, text
+from tests.docs.metrics_table import PAGE, listed
+from tests.docs.pages import blocks
 from tests.support.metrics import defined
 from tests.support.prometheus import promtool
-
-PAGE = "docs/observability.md"
-ROW = re.compile(r"^\| `(outbox_\w+)` \| (\w+) \| (\w*) \| ([^|]*) \| (.+?) \| `([^|]+)` \|$", re.MULTILINE)
-
-
-class Listed(NamedTuple):
-    """A row of the page."""
-
-    name: str
-    type: str
-    unit: str
-    labels: tuple[str, ...]
-    meaning: str
-    query: str
-
-
-def listed() -> list[Listed]:
-    """Return every row of the page's table."""
-    rows = [Listed(row[1], row[2], row[3], tuple(re.findall(r"`(\w+)`", row[4])), row[5], row[6]) for row in found()]
-    assert len(rows) == len(re.findall(r"^\| `outbox_", text(PAGE), re.MULTILINE)), "a row that is not read"
-    return rows
-
-
-def found() -> list[re.Match[str]]:
-    return list(ROW.finditer(text(PAGE)))
 
 
 def test_the_page_lists_every_metric_with_its_type() -> None:

@@ -20,7 +20,7 @@ from tests.docs.pages import text
 from tests.support.database import Database, query
 from tests.support.logs import RecordedLog
 from tests.support.relay_harness import CountingStore
-from tests.support.roles import denied, new_role
+from tests.support.roles import new_role
 
 REGISTER = """
 select outbox_internal.register_sinks(
@@ -144,22 +144,6 @@ def test_figures_are_stored_only_under_the_newest_claim(database: Database) -> N
         assert (store.stored_figures())[0] == {"format": 1}
 
 
-def test_a_lease_that_ends_too_far_ahead_comes_from_another_clock_and_has_lapsed(database: Database) -> None:
-    query(
-        database,
-        "update outbox.figures set owner = gen_random_uuid(), lease_until = now() + interval '1 day' returning 1",
-    )
-    with measuring(database.dsn) as (_, store, _):
-        assert (store.claim_figures(uuid4(), LEASE_SECONDS)).token is not None
-
-
-def test_figures_come_back_when_their_row_was_deleted(database: Database) -> None:
-    query(database, "delete from outbox.figures returning 1")
-    with measuring(database.dsn) as (figures, _, _):
-        figures.round()
-        assert values(figures)
-
-
 def test_figures_that_are_too_old_are_unknown(database: Database) -> None:
     sql = "update outbox.figures set owner = %s, lease_until = now() + interval '50 s', figures = %s returning 1"
     entry = Entry("locks", None, time.time() - KEPT_SECONDS - 1, False, ())
@@ -187,17 +171,6 @@ def test_a_role_that_may_not_see_others_sessions_knows_no_oldest_transaction(dat
             assert failed(figures) == set()
             assert values(figures)["outbox_oldest_transaction_seconds",] > 0.0
             assert (store.connection_losses, log.warnings) == (0, [])
-
-
-def test_prepared_transactions_count(database: Database) -> None:
-    with database.connect(autocommit=True) as connection:
-        if connection.execute("show max_prepared_transactions").fetchone() == ("0",):
-            pytest.skip("needs prepared transactions")
-        connection.execute("begin; select pg_current_xact_id(); prepare transaction 'figures'")
-        with measuring(database.dsn) as (figures, _, _):
-            figures.round()
-            assert values(figures)["outbox_oldest_transaction_seconds",] > 0.0
-        connection.execute("rollback prepared 'figures'")
 
 
 def test_a_group_that_runs_into_its_limit_is_unknown_and_costs_no_connection(database: Database) -> None:
@@ -251,15 +224,6 @@ def test_a_statement_that_takes_too_long_is_ended_by_the_server(database: Databa
         assert store.measure("figures_of_locks", {}) == [("1s", "100ms")]
 
 
-def test_a_group_without_its_right_is_unknown_and_ends_nothing(database: Database, role: str) -> None:
-    migrate(database.dsn, grant_relay=[role])
-    execute(database, f"revoke select on outbox.event_default from {role}")
-    with measuring(database.dsn_as(role)) as (figures, _, log):
-        figures.round()
-        assert failed(figures) == {"transactions", "default_partition"}
-        assert [fields["group"] for _, fields in log.warnings] == ["default_partition"]
-
-
 def test_sinks_are_measured_in_turn_when_time_is_short(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Goes red when each round begins with the first sink: the others would never be measured."""
     names = [f"s{number}" for number in range(5)]
@@ -292,9 +256,3 @@ def test_a_sink_that_was_removed_has_no_figures(database: Database) -> None:
         query(database, "delete from outbox.sink where name = 'idle' returning 1")
         figures.round()
         assert {labels[0] for name, *labels in values(figures) if name == "outbox_paused"} == {"crm"}
-
-
-def test_no_application_can_read_or_write_figures(database: Database, role: str) -> None:
-    migrate(database.dsn, grant_emit=[role])
-    for statement in ("select figures from outbox.figures", "update outbox.figures set figures = '{}'"):
-        denied(database, role, statement)

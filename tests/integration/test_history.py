@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -74,17 +73,6 @@ def test_two_relays_add_up_counts_and_keep_the_greatest_percentiles(database: Da
         ("", 1, 2, 3, None, None, None, None),
         ("crm", 2, 4, 6, 3, None, 1.0, 12.0),
     ]
-
-
-def test_many_relays_that_add_the_same_minute_do_not_wait_for_each_other_for_ever(database: Database) -> None:
-    names = [f"s{number}" for number in range(20)]
-    query(database, SINKS, Jsonb([{"name": name, "patterns": ["*"]} for name in names]))
-    with a_store(database) as first, a_store(database) as second, ThreadPoolExecutor(8) as threads:
-        both = [threads.submit(first.add_history, [a_row(name) for name in names]) for _ in range(4)]
-        both += [threads.submit(second.add_history, [a_row(name) for name in reversed(names)]) for _ in range(4)]
-        failed = [error for each in both if (error := each.exception()) is not None]
-    assert not [error for error in failed if "deadlock" in str(error)]
-    assert sum(row[1] for row in rows(database)) == 20 * (8 - len(failed))
 
 
 def test_history_goes_with_a_removed_sink(database: Database) -> None:

@@ -12,7 +12,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from psycopg.conninfo import make_conninfo
 
 from outbox_relay.workbench.embedded.ports import LOOPBACK
-from tests.docs.test_metrics import listed
+from tests.docs.metrics_table import listed
 from tests.support.command import outbox_relay
 from tests.support.database import Database, query
 from tests.support.emitting import emit_types

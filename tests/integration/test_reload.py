@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 
 from outbox_relay.domain.event import StoredEvent
-from outbox_relay.domain.outcomes import DELIVERED, Unavailable, Verdict
+from outbox_relay.domain.outcomes import DELIVERED, Verdict
 from outbox_relay.relay.sink_spec import SinkSpec
-from tests.support.database import Database, query
+from tests.support.database import Database
 from tests.support.deliveries import delivered, emit, has
 from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import RelayHarness, running, spec
@@ -77,30 +77,3 @@ def test_a_reload_waits_for_a_request_that_became_a_row(database: Database) -> N
         delivered(following, [quick])
         harness.settled()
     assert (sink.attempts, following.attempts) == ([slow], [quick])
-
-
-def test_shards_that_are_given_up_while_the_destination_is_down_wait_for_a_request_that_became_a_row(
-    database: Database,
-) -> None:
-    """Goes red when only the requests that are not rows yet are waited for."""
-    script = Slow()
-    sink, following = MemorySink(script, keeps_order=False), MemorySink(keeps_order=False)
-    older = spec("s", patterns=("test.*",), park_after_seconds=0.05)
-    newer = replace(older, patterns=("*",))
-    with running(database.dsn, (older, sink), expects={"handed_over"}) as harness:
-        harness.owns_all()
-        [slow] = emit(database, ["a"])
-        has(database, LEASED)
-        script.others = Unavailable("down")
-        emit(database, [f"k{n}" for n in range(60)])
-        until(lambda: harness.loops[0].circuit != "closed", seconds=20, what="the circuit is open")
-        reloaded(harness, newer, following)
-        rounds = harness.store.calls["sinks"]
-        until(lambda: harness.store.calls["sinks"] >= rounds + 3, seconds=20, what="the shards are to be given up")
-        assert harness.loops[0].parts.spec == older, "the request is under way"
-        script.release()
-        until(lambda: harness.loops[0].parts.spec == newer, seconds=30, what="the new settings are in force")
-        harness.owns_all()
-        harness.settled()
-    assert (sink.attempts.count(slow), following.attempts.count(slow)) == (1, 0)
-    assert query(database, "select count(*) from outbox.delivery") == [(0,)]

@@ -102,18 +102,3 @@ def test_a_client_that_a_later_reload_replaces_before_its_loop_is_closed(
 
     serve_while(file, script)
     clients.judge(4)
-
-
-def test_the_client_of_a_sink_that_was_removed_is_closed(
-    database: Database, receiver: Receiver, tmp_path: Path, clients: Clients
-) -> None:
-    file = config(database, receiver, tmp_path)
-
-    def script() -> None:
-        until(lambda: query(database, "select 1 from outbox.sink"), seconds=30, what="the sink is registered")
-        query(database, "select outbox.drop_sink('crm', true, 1000, null, null)")
-        reload(file, 3)
-        until(lambda: len(clients.opened) == 2, seconds=30, what="the client is made")
-
-    serve_while(file, script)
-    clients.judge(2)

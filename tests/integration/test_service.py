@@ -1,4 +1,4 @@
-"""The process: how it starts when things are missing, what it survives, how it reloads and stops."""
+"""The process: how it starts when things are missing, what it survives, and how it stops."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_it_starts_before_its_database_and_is_ready_when_that_comes(
 
 
 @pytest.mark.parametrize(
-    "fault", ["schema", *(pytest.param(fault, marks=pytest.mark.slow) for fault in ("password", "newer", "database"))]
+    "fault", ["schema", *(pytest.param(fault, marks=pytest.mark.slow) for fault in ("password", "newer"))]
 )
 def test_what_waiting_does_not_mend_ends_it_with_one_line_and_code_2(
     own_postgres: PostgresServer, kafka: KafkaBroker, topic: str, tmp_path: Path, fault: str
@@ -76,8 +76,6 @@ def test_what_waiting_does_not_mend_ends_it_with_one_line_and_code_2(
         migrate(dsn)
         with own_postgres.connect("shop") as connection:
             connection.execute("update outbox.meta set schema_version = 99, min_relay = 99")
-    elif fault == "database":
-        dsn = own_postgres.dsn("nowhere")
     relay = RelayService(tmp_path, kafka_config(dsn, kafka, topic))
     assert ended(relay) == 2
     text = said(relay)
@@ -85,41 +83,12 @@ def test_what_waiting_does_not_mend_ends_it_with_one_line_and_code_2(
         "password": "password",
         "schema": "outbox-relay migrate",
         "newer": "99",
-        "database": "does not exist",
     }
     assert expected[fault] in text
     assert "Traceback" not in text
     assert SECRET not in text
     assert [line["level"] for line in relay.lines()].count("critical") == 1
     assert len(relay.lines()) == len(text.splitlines()), "every line is JSON"
-
-
-def test_routes_are_read_again_at_sighup_and_a_bad_file_changes_nothing(
-    database: Database, kafka: KafkaBroker, topic: str, tmp_path: Path
-) -> None:
-    kafka.create_topic(topic, partitions=1)
-    text = kafka_config(database.dsn, kafka, topic, lease_seconds=3).replace('"*" =', '"order.*" =')
-    with RelayService(tmp_path, text, expects={"reload"}) as relay:
-        emit(database, "order.made")
-        emit(database, "payment.made")
-        until(lambda: types_in(kafka, topic) == ["order.made"], seconds=30, what="the routed type arrives")
-        good = relay.config.read_text()
-        relay.config.write_text(good.replace('["events"]', '["evnets"]'))
-        relay.send(signal.SIGHUP)
-        until(lambda: "nothing has changed" in said(relay), seconds=20, what="the bad file is refused")
-        assert "evnets" in said(relay)
-        relay.config.write_text(good.replace('"order.*" =', '"payment.*" = ["events"]\n"order.*" ='))
-        relay.send(signal.SIGHUP)
-        until(lambda: "configuration reloaded" in said(relay), seconds=20, what="the good file is taken")
-        until(lambda: _patterns(database) == ["order.*", "payment.*"], seconds=20, what="the database knows")
-        emit(database, "payment.late")
-        until(lambda: types_in(kafka, topic) == ["order.made", "payment.late"], seconds=30, what="the new type arrives")
-        assert relay.stop() == 0
-
-
-def _patterns(database: Database) -> list[str]:
-    [(patterns,)] = query(database, "select patterns from outbox.sink")
-    return patterns
 
 
 def test_it_stops_within_its_limit_while_the_destination_is_down(

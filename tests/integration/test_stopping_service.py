@@ -14,7 +14,6 @@ from psycopg.conninfo import make_conninfo
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import Verdict
 from outbox_relay.postgres.migrations import rebase
-from outbox_relay.service.supervisor import OUT_OF_MEMORY_MAX
 from outbox_relay.sinks.webhook import WebhookSink
 from outbox_relay.workbench.embedded.ports import LOOPBACK
 from tests.support.database import Database, query
@@ -110,19 +109,6 @@ def config(database: Database, receiver: Receiver, directory: Path) -> Path:
     file = directory / "relay.toml"
     file.write_text(webhook_config(database.dsn, receiver, directory))
     return file
-
-
-def test_a_sink_without_memory_starts_again(
-    database: Database, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Starved(OUT_OF_MEMORY_MAX - 1).install(monkeypatch)
-
-    def script() -> None:
-        until(lambda: query(database, "select 1 from outbox.sink"), seconds=30, what="the sink is known")
-        emit_types(database, "a.one")
-        until(lambda: received_types(receiver) == ["a.one"], seconds=30, what="it is delivered")
-
-    serve_while(config(database, receiver, tmp_path), script)
 
 
 def test_a_relay_that_never_has_memory_ends_in_order(

@@ -67,7 +67,7 @@ def test_the_manifests_agree_with_the_settings(tmp_path: Path) -> None:
 def test_the_image_asks_whether_the_process_is_alive(status: int) -> None:
     """Not whether its database answers, which a restart would not repair."""
     command = re.sub(r"\\\n", "", DOCKERFILE).partition("HEALTHCHECK ")[2].partition("CMD ")[2].splitlines()[0]
-    readiness = SimpleNamespace(dead=lambda: None, report=lambda: (status == 200, {}))
+    readiness = SimpleNamespace(dead=lambda: None, report=lambda: (status == 200, dict[str, object]()))
     listener = Listener(("::", 0), cast("Any", readiness), CollectorRegistry(), RecordedLog())
     port = listener.server_address[1]
     serving = threading.Thread(target=listener.serve_forever, daemon=True)

@@ -39,7 +39,7 @@ def listening(
     """Yield the port of a listener, and its registry, which has one metric."""
     registry = CollectorRegistry()
     Gauge("answer", "The answer.", registry=registry).set(42)
-    readiness = SimpleNamespace(dead=lambda: dead, report=lambda: (ready, {"sinks": {}}))
+    readiness = SimpleNamespace(dead=lambda: dead, report=lambda: (ready, dict[str, object](sinks=None)))
     listener = Listener((host, 0), cast("Any", readiness), registry, log or RecordedLog())
     thread = threading.Thread(target=listener.serve_forever, args=(0.01,), daemon=True)
     thread.start()

@@ -58,11 +58,6 @@ def test_a_part_is_started_again_after_what_a_service_survives(process: Process)
     ]
 
 
-def test_a_cause_that_recurs_is_logged_once(process: Process) -> None:
-    assert process.starts(*[SessionReset("old")] * 3) == 4
-    assert [values["cause"] for _, _, values in process.log.lines] == [SessionReset.reason]
-
-
 def test_another_error_ends_the_process(process: Process) -> None:
     assert process.starts(error := KeyError("a defect"), SessionReset("old")) == 1
     assert process.supervisor.failure is error
