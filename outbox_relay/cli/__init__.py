@@ -33,10 +33,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     from outbox_relay.cli.entry import main as run
 
     code = run(given)
-    if is_relay and argv is None:
+    if is_relay:
         import logging
 
         for handler in logging.getLogger().handlers:
             handler.flush()
+    if is_relay and argv is None:
         os._exit(code)  # threads that hang, such as those of ``asyncio.to_thread`` in a handler, would keep the process
     return code

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import math
+import sys
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from typing import TypeVar
 from uuid import UUID
 
 from outbox_relay.domain.times import read_due, read_moment
 
+T = TypeVar("T")
 PAYLOAD_LEAST, PAYLOAD_BYTES = 1 << 10, 64 << 20
 """Smallest and largest payload ceiling, in bytes."""
 
@@ -37,10 +39,7 @@ def reason(value: str) -> str | None:
 
 def uid(value: str) -> UUID:
     """Return the UUID that ``value`` spells."""
-    try:
-        return UUID(value)
-    except ValueError:
-        raise argparse.ArgumentTypeError("should be a UUID, as emit returned it") from None
+    return _told(UUID, value, "should be a UUID, as emit returned it")
 
 
 def names(value: str) -> tuple[str, ...]:
@@ -61,36 +60,34 @@ def moment(value: str) -> str:
 
     The database subtracts an age from its own clock.
     """
-    try:
-        return read_moment(value)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    return _told(read_moment, value)
 
 
 def due(value: str) -> datetime | timedelta:
     """Return a time with its zone, or a delay such as 90s, 2h, 3d, which the database adds to its own clock."""
+    return _told(read_due, value)
+
+
+def _told(read: Callable[[str], T], value: str, complaint: str = "") -> T:
     try:
-        return read_due(value)
+        return read(value)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        raise argparse.ArgumentTypeError(complaint or str(error)) from None
 
 
 def seconds(value: str) -> float:
     """Return a finite number of seconds, 0 or more."""
-    number = _float(value)
-    if not 0 <= number < math.inf:
-        raise argparse.ArgumentTypeError("should be a number of seconds, 0 or more")
-    return number
+    return _number(value, 0, sys.float_info.max, "should be a number of seconds, 0 or more")
 
 
 def seconds_between(least: float, most: float) -> Callable[[str], float]:
     """Return the type of a number of seconds from ``least`` to ``most``."""
-    return _between(least, most, f"should be a number of seconds, {least:g} to {most:g}")
+    return lambda value: _number(value, least, most, f"should be a number of seconds, {least:g} to {most:g}")
 
 
 def number_between(least: float, most: float) -> Callable[[str], float]:
     """Return the type of a number from ``least`` to ``most``."""
-    return _between(least, most, f"should be a number, {least:g} to {most:g}")
+    return lambda value: _number(value, least, most, f"should be a number, {least:g} to {most:g}")
 
 
 def integer_between(least: int, most: int, noun: str = "number") -> Callable[[str], int]:
@@ -106,18 +103,8 @@ def integer_between(least: int, most: int, noun: str = "number") -> Callable[[st
     return read
 
 
-def _between(least: float, most: float, complaint: str) -> Callable[[str], float]:
-    def read(value: str) -> float:
-        number = _float(value)
-        if not least <= number <= most:
-            raise argparse.ArgumentTypeError(complaint)
-        return number
-
-    return read
-
-
-def _float(value: str) -> float:
-    try:
-        return float(value)
-    except ValueError:
-        return math.nan
+def _number(value: str, least: float, most: float, complaint: str) -> float:
+    number = _told(float, value, complaint)
+    if not least <= number <= most:
+        raise argparse.ArgumentTypeError(complaint)
+    return number

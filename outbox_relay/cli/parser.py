@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
+from itertools import chain
 from typing import Any, NoReturn
 
 from outbox_relay import __version__
@@ -32,11 +33,11 @@ from outbox_relay.cli.output import USAGE
 
 GROUPS = {
     "Run": ("run", "check", "migrate", "rebase", "emit"),
-    "Look": ("status", "why", "doctor", "attempts", "running", "audit", "config", "health", "ui", "ui-user"),
+    "Look": (),
     "Act": ("pause", "resume", "dead", "replay", "sinks", "schedules", "retention", "erase"),
     "Development": ("dev", "demo", "catalogue", "completion"),
 }
-"""The commands in the order of the help."""
+"""The commands in the order of the help; "Look" has all others."""
 
 _SECRETS = re.compile(r"(?<=://)\S*@|password\s*=\s*('[^']*'?|\S+)", re.IGNORECASE)
 _INVALID_CHOICE = re.compile(r"invalid choice: '([\w-]+)' \(choose from (.+)\)$")
@@ -69,6 +70,13 @@ class _Parser(argparse.ArgumentParser):
         return []
 
 
+class _Overview(argparse.RawDescriptionHelpFormatter):
+    """Leaves the list of commands to the epilog, which has them in groups."""
+
+    def _format_action(self, action: argparse.Action) -> str:
+        return "" if action.dest == "command" else super()._format_action(action)
+
+
 def _is_of_value(error: BaseException | None) -> bool:
     """Return True if the error is about the value of an argument, which its type has refused."""
     return isinstance(error, argparse.ArgumentError) and isinstance(error.__context__, argparse.ArgumentTypeError)
@@ -79,19 +87,16 @@ def build() -> argparse.ArgumentParser:
     """Return the parser, made once. Its result has ``do``, the function that runs the command."""
     parser = _Parser(
         prog="outbox-relay",
-        usage="outbox-relay [-h] [--version] [-c FILE] [--dsn DSN] COMMAND …",
         description="Relay the events of a PostgreSQL transactional outbox to Kafka and webhooks.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Overview,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"outbox-relay {__version__}")
     add_common(parser)
     parser.set_defaults(config=None, dsn=None, extra="relay")
-    commands = parser.add_subparsers(
-        dest="command", metavar="COMMAND", required=True, help=argparse.SUPPRESS, prog="outbox-relay"
-    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for module in (
-        *(schema, service, emit, queries, ui, dead, sinks, replay, schedules, retention, erase, catalogue, workbench),
+        *(schema, queries, service, emit, ui, dead, sinks, replay, schedules, retention, erase, catalogue, workbench),
     ):
         module.add(commands)
     completion.add(commands, parser)
@@ -102,7 +107,8 @@ def build() -> argparse.ArgumentParser:
 def _overview(commands: Mapping[str, argparse.ArgumentParser]) -> str:
     """Return the commands in their groups, and the exit codes."""
     lines: list[str] = []
+    others = [name for name in commands if name not in chain(*GROUPS.values())]
     for group, names in GROUPS.items():
-        lines += [f"{group}:", *(f"  {name:<12} {commands[name].description}" for name in names), ""]
+        lines += [f"{group}:", *(f"  {name:<12} {commands[name].description}" for name in names or others), ""]
     codes = "0 done, or nothing to do; 1 failed; 2 wrong usage, configuration, password, rights or schema; 3 not found"
     return "\n".join([*lines, f"Exit codes: {codes}."])

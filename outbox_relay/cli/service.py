@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import sys
-import time
 from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -137,6 +136,8 @@ def _colors() -> bool:
 
 def _health(arguments: argparse.Namespace) -> int:
     import http.client
+    import urllib.error
+    import urllib.request
 
     address = load_settings(arguments).http.address
     if address is None:
@@ -145,32 +146,17 @@ def _health(arguments: argparse.Namespace) -> int:
     if port == 0:
         raise ConfigurationError("http.listen: port 0 means any free port, which cannot be asked: name a port")
     host = {"0.0.0.0": "127.0.0.1", "::": "localhost"}.get(host, host)  # noqa: S104 - listens anywhere, asked at loopback
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}/readyz"
     try:
-        status, body = _get(host, port, "/readyz")
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=HEALTH_SECONDS) as answer:
+            status, body = DONE, answer.read(HEALTH_BYTES)
+    except urllib.error.HTTPError as error:
+        status, body = FAILED, error.read(HEALTH_BYTES)
     except (OSError, UnicodeError, http.client.HTTPException) as error:
-        shown = f"[{host}]" if ":" in host else host
-        said = str(error) or type(error).__name__
-        say(f"no answer from http://{shown}:{port}/readyz: {said}")
+        say(f"no answer from {url}: {getattr(error, 'reason', None) or error or type(error).__name__}")
         return FAILED
-    print(body)
-    return DONE if status == http.client.OK else FAILED
-
-
-def _get(host: str, port: int, path: str) -> tuple[int, str]:
-    """Return status and body of a GET within ``HEALTH_SECONDS``. Raises OSError, UnicodeError or HTTPException."""
-    import http.client
-
-    until = time.monotonic() + HEALTH_SECONDS
-    connection = http.client.HTTPConnection(host, port, timeout=HEALTH_SECONDS)
-    try:
-        connection.connect()
-        connection.sock.settimeout(max(0.001, until - time.monotonic()))
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        body = answer.read(HEALTH_BYTES)
-    finally:
-        connection.close()
-    return answer.status, body.decode(errors="replace").rstrip("\n")
+    print(body.decode(errors="replace").rstrip("\n"))
+    return status
 
 
 def _show(arguments: argparse.Namespace) -> int:

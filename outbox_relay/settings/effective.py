@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import hmac
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast, get_origin
+from typing import Literal, TypeAlias, cast, get_origin
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, SecretBytes, SecretStr
-from pydantic.fields import FieldInfo
 
 from outbox_relay.domain.redaction import holds_secret
 from outbox_relay.domain.routing import Routes
@@ -107,57 +106,37 @@ def _revealed(value: object) -> object:
             return str(value) if (table := entries(value)) is None else {**table}
 
 
-def _flat(path: SettingPath, value: Any, info: FieldInfo | None = None) -> Iterator[_Setting]:
-    if isinstance(value, Secret):
-        yield path, _Hidden(value)
+def _flat(path: SettingPath, value: object, *, hidden: bool = False, plugin: bool = False) -> Iterator[_Setting]:
+    """Yield the settings in ``value``, which is a part of a plug-in's own settings with ``plugin``."""
+    if isinstance(value, Secret | SecretStr | SecretBytes) or (hidden and value is not None):
+        yield path, _Hidden(value, _origin(value) if isinstance(value, str) else HIDDEN)
     elif isinstance(value, Routes):
         yield from (((*path, pattern), list(sinks)) for pattern, sinks in value.table.items())
-    elif isinstance(value, tuple) and any(isinstance(each, BaseModel) for each in cast("tuple[object, ...]", value)):
-        for n, each in enumerate(cast("tuple[object, ...]", value)):
-            yield from _flat((*path, n), each)
+    elif isinstance(value, tuple):
+        items = cast("tuple[object, ...]", value)
+        if any(isinstance(each, BaseModel) for each in items):
+            for n, each in enumerate(items):
+                yield from _flat((*path, n), each)
+        else:
+            yield path, [each if isinstance(each, int) else str(each) for each in items]
     elif (table := entries(value)) is not None:
-        infos = {each.alias or name: each for name, each in _fields(cast("object", value)).items()}
+        own = plugin or isinstance(value, PluginSettings)
         for name, each in table.items():
-            at = (*path, name)
-            if isinstance(value, PluginSettings) and name not in PluginSettings.model_fields:
-                yield from _flat_of_plugin(at, each, infos[name])
-            elif path[-1:] == ("producer",) and not isinstance(each, Secret):
-                visible = not holds_secret(name) and (name in SHOWN_TEXT or not isinstance(each, str))
-                yield at, each if visible else _Hidden(each)
-            else:
-                yield from _flat(at, each, infos.get(name))
+            of_plugin = own and name not in PluginSettings.model_fields
+            is_hidden = _is_hidden(value, name, each, plugin=of_plugin)
+            yield from _flat((*path, name), each, hidden=is_hidden, plugin=of_plugin)
     else:
-        yield path, _leaf(value, hidden=info is not None and not info.repr)
+        yield path, value if value is None or isinstance(value, bool | int | float) else str(value)
 
 
-def _fields(value: object) -> Mapping[str, FieldInfo]:
-    return type(value).model_fields if isinstance(value, BaseModel) else {}
-
-
-def _flat_of_plugin(path: SettingPath, value: Any, info: FieldInfo) -> Iterator[_Setting]:
-    if isinstance(value, BaseModel):
-        for name, each in _fields(value).items():
-            yield from _flat_of_plugin((*path, each.alias or name), getattr(value, name), each)
-    elif value is None or isinstance(value, bool | int | float):
-        yield path, value
-    elif SHOWN in info.metadata or get_origin(info.annotation) is Literal:
-        yield path, _leaf(value, hidden=False)
-    else:
-        yield path, _Hidden(value, _origin(value) if isinstance(value, str) else HIDDEN)
-
-
-def _leaf(value: Any, *, hidden: bool) -> Plain | _Hidden:
-    match value:
-        case None | bool() | int() | float():
-            return value
-        case SecretStr():
-            return _Hidden(value)
-        case str() if hidden:
-            return _Hidden(value, _origin(value))
-        case tuple():
-            return [each if isinstance(each, int) else str(each) for each in cast("tuple[object, ...]", value)]
-        case _:
-            return str(value)
+def _is_hidden(table: object, name: str, value: object, *, plugin: bool) -> bool:
+    """Return True if a setting may be secret."""
+    if not isinstance(table, BaseModel):  # of a producer, as far as there are texts in such tables
+        return holds_secret(name) or (isinstance(value, str) and name not in SHOWN_TEXT)
+    info = next(info for own, info in type(table).model_fields.items() if name in (own, info.alias))
+    if not plugin or isinstance(value, BaseModel | bool | int | float):
+        return not info.repr and not isinstance(value, dict)  # whose texts are judged one by one
+    return SHOWN not in info.metadata and get_origin(info.annotation) is not Literal
 
 
 def _origin(text: str) -> str:

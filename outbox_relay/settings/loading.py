@@ -42,8 +42,8 @@ FILE_BYTES = 4 * 1024 * 1024
 """Size limit of the file, in bytes."""
 LEVELS = ("debug", "info", "warning", "error", "critical")
 FORMATS = ("json", "console")
-_DSN: SettingPath = ("database", "dsn")
-_DSN_FILE: SettingPath = ("database", "dsn_file")
+_WAYS = frozenset(("dsn", "dsn_file"))
+"""The settings that name the database."""
 
 
 def load(path: Path | None, environ: Mapping[str, str], dsn: str | None = None) -> Settings:
@@ -63,17 +63,17 @@ def load(path: Path | None, environ: Mapping[str, str], dsn: str | None = None) 
     given = {path: name for at, name in variables.given.items() for path in _inside(at, values)}
     if "routes" in values:
         file.pop("routes", None)
-    named = as_table(values.get("database"))
-    if dsn is not None or not named.keys().isdisjoint(("dsn", "dsn_file")):
-        for each in ("dsn", "dsn_file"):
-            as_table(file.get("database")).pop(each, None)
+    database, in_file, by = values.setdefault("database", {}), as_table(file.get("database")), "--dsn"
+    if dsn is None and _WAYS.isdisjoint({**database, **in_file}):
+        dsn, by = environ.get("DATABASE_URL"), "DATABASE_URL"
     if dsn is not None:
-        values = {**values, "database": {**named, "dsn": dsn}}
-        values["database"].pop("dsn_file", None)
-        given = {at: by for at, by in given.items() if at != _DSN_FILE} | {_DSN: "--dsn"}
-    elif {"dsn", "dsn_file"}.isdisjoint({**named, **as_table(file.get("database"))}) and "DATABASE_URL" in environ:
-        values = {**values, "database": {**named, "dsn": environ["DATABASE_URL"]}}
-        given[_DSN] = "DATABASE_URL"
+        database.pop("dsn_file", None)
+        database["dsn"] = dsn
+        given.pop(("database", "dsn_file"), None)
+        given["database", "dsn"] = by
+    if not _WAYS.isdisjoint(database):
+        for way in _WAYS:
+            in_file.pop(way, None)
     origins = Origins(name, lines_of(text), given)
     problems = [*variables.refused(values)]
     try:

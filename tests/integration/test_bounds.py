@@ -6,14 +6,13 @@ import time
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
 from outbox_relay.admin import status
 from outbox_relay.domain.circuit import CircuitPolicy
 from outbox_relay.domain.errors import StatementFailed
 from outbox_relay.domain.event import SHARDS, StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, RetryPolicy, Unavailable, Verdict
-from outbox_relay.postgres.rows import ClaimedRow, NewRow
+from outbox_relay.postgres.rows import ClaimedRow
 from tests.support.database import Database, query
 from tests.support.deliveries import add_waiting, delivered, emit, has, ids, in_order
 from tests.support.memory_sink import BOTH, Late, MemorySink, fails
@@ -93,21 +92,6 @@ def test_a_replay_fills_no_more_rows_than_its_sink_may_and_then_delivers_all(dat
     assert sorted(clients.ids(number)) == wanted
 
 
-def test_rows_that_stand_when_a_session_begins_count(database: Database) -> None:
-    late = Late()
-    late.script = bad_fails
-    emit(database, ["bad"] * 400)
-    for _ in range(3):
-        full = (spec("s", pending_max=MOST, retry=NEVER_DEAD), MemorySink(late, keeps_order=False))
-        harness = RelayHarness(database.dsn, [full], expects={"handed_over"})
-        harness.start()
-        has(database, FULL)
-        query(database, "update outbox.sink set last_error = null returning 1")
-        harness.stop()
-    [(rows,)] = query(database, LIVE)
-    assert MOST <= rows <= MOST + 64
-
-
 @BOTH
 def test_rows_behind_a_dead_letter_that_holds_its_key_count_and_status_says_so(
     database: Database, keeps_order: bool
@@ -130,24 +114,6 @@ def test_rows_behind_a_dead_letter_that_holds_its_key_count_and_status_says_so(
         delivered(sink, wanted)
         harness.settled()
     assert in_order(sink.delivered)
-
-
-def test_a_relay_whose_rows_are_full_gives_its_shards_up_when_it_stops(database: Database) -> None:
-    late = Late()
-    late.script = bad_fails
-    sink = MemorySink(late, keeps_order=False)
-    full = spec("s", pending_max=MOST, retry=NEVER_DEAD)
-    with running(database.dsn, (full, sink), expects={"handed_over"}) as harness:
-        *wanted, good = emit(database, ["bad"] * 400 + ["good"])
-        has(database, FULL)
-        harness.stop()
-    assert ids(sink) == [good]
-    late.script = None
-    again = MemorySink(late, keeps_order=False)
-    with running(database.dsn, (spec("s", pending_max=MOST, retry=NEVER_DEAD), again)) as harness:
-        delivered(again, wanted)
-        harness.settled()
-    assert in_order(again.delivered)
 
 
 def test_relays_that_share_a_sink_fill_no_more_rows_together_than_it_may_have(database: Database) -> None:
@@ -181,24 +147,6 @@ def _halved(*harnesses: RelayHarness) -> bool:
 def _full(harness: RelayHarness) -> bool:
     session = harness.loops[0].session
     return session is not None and session.outcomes.bound.full and not session.outcomes.flows
-
-
-# -- log lines ----------------------------------------------------------------------------------------------------
-
-
-def test_a_destination_that_is_down_is_no_log_line_for_each_event_or_probe(database: Database) -> None:
-    late = Late()
-    late.script = fails(10_000, None, Unavailable("connection refused"))
-    sink = MemorySink(late, keeps_order=False)
-    circuit = CircuitPolicy(open_after=1, probe_seconds=0.01, probe_max_seconds=0.01)
-    with capture_logs() as lines, running(database.dsn, (spec("s", circuit=circuit), sink)) as harness:
-        harness.owns_all()
-        before = len(lines)
-        emit(database, [None] * 500)
-        until(lambda: len(sink.attempts) > 60, seconds=30, what="it is probed")
-        assert harness.ended == []
-        assert len(lines) - before <= 1
-        assert query(database, "select count(*) from outbox.delivery") == [(0,)]
 
 
 # -- poison at the head -------------------------------------------------------------------------------------------
@@ -255,22 +203,6 @@ def test_rows_that_no_relay_can_deliver_are_dead_with_their_reason_and_their_nei
     ]
 
 
-def test_held_rows_that_another_relay_left_behind_are_found_whatever_other_keys_stand(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each sweep looks at a few keys, and begins at the first again behind the last one."""
-    monkeypatch.setattr("outbox_relay.relay.rows.MOST_KEYS", 3)
-    monkeypatch.setattr("outbox_relay.relay.rows.POLL_SECONDS", 0.05)
-    for event in range(1, 31):
-        add_waiting(database, event, f"k{event % 10}")
-    query(database, "update outbox.delivery set state = 'held' returning 1")
-    sink = MemorySink(keeps_order=False)
-    with running(database.dsn, (spec("s"), sink)) as harness:
-        delivered(sink, range(1, 31))
-        harness.settled()
-    assert in_order(sink.delivered)
-
-
 class Slow:
     """Makes claims of more than ``most_rows`` run out of time, and whatever reads the payload of ``unreadable``."""
 
@@ -309,24 +241,6 @@ def test_a_row_whose_payload_cannot_be_read_is_dead_with_the_reason_and_its_neig
     assert query(database, "select id, state, last_error from outbox.delivery") == [
         (4, "dead", "its payload could not be read: canceling statement due to statement timeout")
     ]
-
-
-def test_a_settlement_copies_a_payload_above_the_ceiling(database: Database) -> None:
-    """An event that is too large to be delivered keeps its copy as a dead letter: the log may be emptied."""
-    large = 24 << 20
-    late = Late()
-    late.script = fails(1, None, Refused("never"))
-    with running(database.dsn, (spec("s"), MemorySink(late))) as harness:
-        harness.owns_all()
-        [event] = emit(database, [None])
-        has(database, "select 1 from outbox.delivery where state = 'dead'")
-        query(database, "delete from outbox.delivery returning 1")
-        query(database, "update outbox.event set payload = convert_to(repeat('x', %s), 'UTF8') returning 1", large)
-        [(shard,)] = query(database, "select shard from outbox.event")
-        epochs = harness.leases("s").epochs([shard])
-        row = NewRow(event, shard, "dead", False, error="payload has too many bytes")
-        harness.store.settle("s", harness.relay, {}, [row], epochs)
-    assert query(database, "select octet_length(payload) from outbox.delivery") == [(large,)]
 
 
 @pytest.mark.fence("a claim of rows has no answer")

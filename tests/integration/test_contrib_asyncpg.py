@@ -13,9 +13,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from outbox_relay import inbox, outbox
+from outbox_relay import outbox
 from outbox_relay.contrib import asyncpg as contrib
-from outbox_relay.contrib.asyncpg import Event, InvalidEvent, InvalidMark, NotInTransaction
+from outbox_relay.contrib.asyncpg import Event, InvalidEvent, NotInTransaction
 from tests.support.database import Database, query
 from tests.support.drivers import address
 
@@ -148,20 +148,3 @@ async def test_an_event_is_handled_once(database: Database, options: dict[str, A
             assert await contrib.once(conn, "billing", uid) is False
             assert await contrib.once(conn, "mail", uid) is True
     assert query(database, "select consumer, uid from outbox.inbox order by 1") == [("billing", uid), ("mail", uid)]
-
-
-async def test_a_refused_mark_is_named_as_by_inbox_once(database: Database) -> None:
-    wrong: Any
-    async with connected(database) as conn, conn.transaction():
-        for consumer, found, said in (("", uuid.uuid4(), "1 to 255 bytes"), ("billing", "x", "uid must be a UUID")):
-            with pytest.raises(InvalidMark, match=said):
-                async with conn.transaction():
-                    await contrib.once(conn, consumer, found)
-        await conn.execute("alter schema outbox rename to elsewhere")
-        with pytest.raises(asyncpg.InvalidSchemaNameError):
-            await contrib.once(conn, "billing", uuid.uuid4())
-    async with connected(database) as wrong:
-        with pytest.raises(TypeError, match=r"use once of outbox_relay\.contrib\.asyncpg, see docs/consumers\.md"):
-            await inbox.aonce(wrong, "billing", uuid.uuid4())
-    with database.connect() as wrong, pytest.raises(TypeError, match="once takes a connection of asyncpg, not psycopg"):
-        await contrib.once(wrong, "billing", uuid.uuid4())

@@ -7,20 +7,17 @@ import uuid
 from collections.abc import Generator
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
 
 import pytest
-from django.db import OperationalError, ProgrammingError, connections, transaction
+from django.db import connections, transaction
 from django.db.transaction import TransactionManagementError
 from django.http import HttpRequest, HttpResponse
 from django.test import Client, RequestFactory, TestCase, override_settings
 from django.urls import path
 
-from outbox_relay import inbox
 from outbox_relay.contrib.django import (
     Event,
     InvalidEvent,
-    InvalidMark,
     cancel,
     emit,
     emit_many,
@@ -160,17 +157,6 @@ def test_a_refused_event_leaves_the_block_to_its_savepoint(shop: Database) -> No
     assert query(shop, "select type from outbox.event") == [("kept",)]
 
 
-def test_other_failures_are_djangos_own(shop: Database) -> None:
-    with shop.connect(autocommit=True) as owner:
-        owner.execute("alter schema outbox rename to elsewhere")
-    with pytest.raises(ProgrammingError, match="does not exist"), transaction.atomic(using="shop"):
-        emit("t", {}, using="shop")
-    with pytest.raises(TypeError, match="PostgreSQL with psycopg 3, not"), transaction.atomic(using="lite"):
-        emit("t", {}, using="lite")
-    with pytest.raises(OperationalError, match="nowhere"):
-        emit("t", {}, require_atomic=False)
-
-
 # -- the inbox ----------------------------------------------------------------------------------------------------
 
 
@@ -186,22 +172,6 @@ def test_an_event_is_handled_once(shop: Database) -> None:
         assert not once("billing", uid, using="shop")
         assert once("mail", uid, using="shop")
     assert query(shop, "select consumer, uid from outbox.inbox order by 1") == [("billing", uid), ("mail", uid)]
-
-
-def test_a_refused_mark_is_named_and_other_failures_are_djangos_own(shop: Database) -> None:
-    with pytest.raises(InvalidMark, match="1 to 255 bytes"), transaction.atomic(using="shop"):
-        once("", uuid.uuid4(), using="shop")
-    with pytest.raises(InvalidMark, match="uid must be a UUID"):
-        once("billing", "x", using="shop")
-    with pytest.raises(TypeError, match=r"once needs .*docs/consumers\.md"), transaction.atomic(using="lite"):
-        once("billing", uuid.uuid4(), using="lite")
-    with shop.connect(autocommit=True) as owner:
-        owner.execute("alter schema outbox rename to elsewhere")
-    with pytest.raises(ProgrammingError, match="does not exist"), transaction.atomic(using="shop"):
-        once("billing", uuid.uuid4(), using="shop")
-    wrong: Any = connections["shop"]
-    with pytest.raises(TypeError, match=r"use once of outbox_relay\.contrib\.django"):
-        inbox.once(wrong, "billing", uuid.uuid4())
 
 
 def test_a_handler_is_called_once_for_an_event(shop: Database) -> None:

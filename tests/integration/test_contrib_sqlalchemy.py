@@ -10,8 +10,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, text
-from sqlalchemy.exc import DBAPIError, ProgrammingError
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.ext.asyncio import (
     AsyncSession,
 )
@@ -79,19 +79,6 @@ def test_an_event_is_committed_and_rolled_back_with_the_session(shop: Database, 
     assert committed(shop) == [("order.created", "order-2"), (1,)]
 
 
-def test_what_a_session_has_changed_is_written_before_the_event(engine: Engine) -> None:
-    """A row that the database refuses leaves no event behind it."""
-    with Session(engine, autoflush=False) as session:
-        session.add(Order(id=1, total=5))
-        contrib.emit(session, "order.created", {"id": 1})
-        found = session.execute(text("select o.id, e.type from orders o, outbox.event e")).all()
-        assert [tuple(row) for row in found] == [(1, "order.created")]
-    with Session(engine) as session:
-        session.add(Order(id=1, total=None))
-        with pytest.raises(DBAPIError, match="not-null"):
-            contrib.emit(session, "order.created", {"id": 1})
-
-
 def test_unique_keys_and_changes_of_scheduled_events(shop: Database, engine: Engine) -> None:
     later = datetime.now(UTC) + timedelta(hours=1)
     with Session(engine) as session, session.begin():
@@ -115,7 +102,6 @@ WHOLE: dict[str, Any] = {
     "deliver_at": datetime(2020, 1, 2, 3, 4, 5, 678901, UTC),
     "uid": uuid.UUID(int=7),
 }
-ANOTHER: dict[str, Any] = {**WHOLE, "uid": uuid.UUID(int=8)}
 WANTED = ("t", "schlüssel", '{"a":"ö"}', {"x-tenant": "ä"}, WHOLE["deliver_at"], WHOLE["uid"], "application/json")
 
 
@@ -134,28 +120,6 @@ def test_every_argument_is_stored(shop: Database, engine: Engine) -> None:
     assert [(row[0], row[2], row[6]) for row in logged(shop)[1:]] == [
         ("raw", "ü", "text/plain"), ("own", '"own"', "application/json"),
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("driver", DRIVERS)
-async def test_every_argument_is_stored_asynchronously(shop: Database, driver: str) -> None:
-    async with engine_of(shop, driver) as engine, engine.begin() as connection:
-        assert await contrib.aemit(connection, "t", {"a": "ö"}, **WHOLE) == WHOLE["uid"]
-        many = await contrib.aemit_many(
-            connection,
-            [Event("t", {"a": "ö"}, **ANOTHER), Event("raw", b"\0", content_type="x/y")],
-        )
-    assert logged_raw(shop) == [
-        ("t", WHOLE["uid"], b'{"a":"\xc3\xb6"}'),
-        ("t", many[0], b'{"a":"\xc3\xb6"}'),
-        ("raw", many[1], b"\0"),
-    ]
-
-
-def logged_raw(database: Database) -> list[tuple[Any, ...]]:
-    """Return type, uid and the bytes of the payload."""
-    return [
-        (*row[:2], bytes(row[2])) for row in query(database, "select type, uid, payload from outbox.event order by id")
-    ]
 
 
 def test_many_events_are_one_statement_in_their_order(shop: Database, engine: Engine) -> None:

@@ -232,26 +232,6 @@ def writers(shop: Shop) -> Generator[Writers]:
 
 
 @pytest.mark.thorough
-def test_the_synchronous_standby_is_promoted_under_load(
-    shop: Shop, kafka: KafkaBroker, topic: str, tmp_path: Path, writers: Writers
-) -> None:
-    """Nothing is lost, nothing is made up, and the same process goes on by itself."""
-    kafka.create_topic(topic, partitions=3)
-    with RelayService(tmp_path, kafka_config(shop.dsn, kafka, topic, lease_seconds=5), expects=LOST) as relay:
-        writers.start()
-        until(grown(writers, 500), seconds=60, what="events are emitted")
-        process = relay.process.pid
-        shop.pair.fail_over()
-        until(grown(writers, 500), seconds=60, what="events are emitted to the new primary")
-        writers.stop()
-        found = judge(kafka, topic, shop.database)
-        assert relay.process.pid == process
-        assert relay.process.poll() is None
-    assert found.report.sound
-    assert found.phantoms == 0
-
-
-@pytest.mark.thorough
 @pytest.mark.parametrize("hidden", [False, True], ids=["several hosts", "hidden by a pooler"])
 def test_the_standby_that_is_promoted_lacks_the_last_commits(
     shop: Shop, pooler: PgBouncer, kafka: KafkaBroker, topic: str, tmp_path: Path, writers: Writers, *, hidden: bool

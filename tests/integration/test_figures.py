@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 from psycopg.types.json import Jsonb
 
-from outbox_relay.domain.errors import StatementFailed
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.service import figures as module
-from outbox_relay.service.figures import FIGURES, KEPT_SECONDS, LEASE_SECONDS, Entry, Figures, dump
+from outbox_relay.service.figures import FIGURES, KEPT_SECONDS, LEASE_SECONDS, Entry, Figures
 from tests.docs.pages import text
 from tests.support.database import Database, query
 from tests.support.logs import RecordedLog
@@ -98,19 +95,6 @@ def test_figures_say_what_is_in_the_database(database: Database) -> None:
     assert ("outbox_dead_tuples", "event") in found
 
 
-@pytest.mark.parametrize("time", ["-infinity", "infinity", "0001-01-01 00:00:00+00 BC"])
-def test_an_event_of_no_time_is_measured(database: Database, time: str) -> None:
-    """Goes red on PostgreSQL 15 and 16, which subtract no infinite times, without `loadable_time`."""
-    query(database, REGISTER)
-    query(database, "select outbox.emit('a.x', '1')")
-    query(database, f"update outbox.event set created_at = '{time}' returning 1")
-    with measuring(database.dsn) as (figures, _, log):
-        figures.round()
-        assert (failed(figures), log.warnings) == (set(), [])
-        assert values(figures)["outbox_backlog_events", "crm"] == 1.0
-        assert (values(figures)["outbox_oldest_undelivered_seconds", "crm"] > 1e9) == (time != "infinity")
-
-
 def test_one_relay_measures_and_the_other_reads_what_it_stored(database: Database) -> None:
     query(database, REGISTER)
     with measuring(database.dsn) as (first, store, _), measuring(database.dsn) as (second, other, _):
@@ -142,16 +126,6 @@ def test_figures_are_stored_only_under_the_newest_claim(database: Database) -> N
         assert not store.store_figures(second, old.token, {"late": 1})
         assert store.store_figures(second, new.token, {"format": 1})
         assert (store.stored_figures())[0] == {"format": 1}
-
-
-def test_figures_that_are_too_old_are_unknown(database: Database) -> None:
-    sql = "update outbox.figures set owner = %s, lease_until = now() + interval '50 s', figures = %s returning 1"
-    entry = Entry("locks", None, time.time() - KEPT_SECONDS - 1, False, ())
-    for stored in (None, dump([entry])):
-        query(database, sql, uuid4(), Jsonb(stored))
-        with measuring(database.dsn) as (figures, _, _):
-            figures.round()
-            assert figures.known() == []
 
 
 # -- groups that fail -----------------------------------------------------------------------------------------
@@ -191,39 +165,6 @@ def test_a_group_that_runs_into_its_limit_is_unknown_and_costs_no_connection(dat
         assert failed(figures) == set()
 
 
-def test_fewer_rows_are_counted_after_a_count_that_failed(database: Database) -> None:
-    """Goes red when the bound stays: the figure would be unknown for as long as there are many rows."""
-    query(database, REGISTER)
-    asked: list[int] = []
-    with measuring(database.dsn) as (figures, store, _):
-        measure = store.measure
-
-        def fails(name: str, parameters: Mapping[str, Any]) -> list[Any]:
-            if name == "figures_of_rows":
-                asked.append(parameters["most"])
-                if len(asked) < 3:
-                    raise StatementFailed("canceling statement due to statement timeout", "57014")
-            return measure(name, parameters)
-
-        store.measure = fails
-        for _ in range(3):
-            figures.round()
-    assert asked == [100_000, 10_000, 1_000, 2_000, 4_000, 8_000]
-
-
-def test_a_statement_that_takes_too_long_is_ended_by_the_server(database: Database) -> None:
-    with measuring(database.dsn) as (_, store, _):
-        store._sql["figures_of_locks"] = "select pg_sleep(30)"  # pyright: ignore[reportPrivateUsage]
-        began = time.monotonic()
-        with pytest.raises(StatementFailed, match="statement timeout"):
-            store.measure("figures_of_locks", {})
-        assert time.monotonic() - began < 20
-        assert store.connection_losses == 0
-        limits = "select current_setting('statement_timeout') as whole, current_setting('lock_timeout') as lock"
-        store._sql["figures_of_locks"] = limits  # pyright: ignore[reportPrivateUsage]
-        assert store.measure("figures_of_locks", {}) == [("1s", "100ms")]
-
-
 def test_sinks_are_measured_in_turn_when_time_is_short(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Goes red when each round begins with the first sink: the others would never be measured."""
     names = [f"s{number}" for number in range(5)]
@@ -247,12 +188,3 @@ def test_sinks_are_measured_in_turn_when_time_is_short(database: Database, monke
             figures.round()
             found = {entry.sink for entry, _ in figures.known() if entry.group == "backlog"}
             assert found == set(names[:known])
-
-
-def test_a_sink_that_was_removed_has_no_figures(database: Database) -> None:
-    query(database, REGISTER)
-    with measuring(database.dsn) as (figures, _, _):
-        figures.round()
-        query(database, "delete from outbox.sink where name = 'idle' returning 1")
-        figures.round()
-        assert {labels[0] for name, *labels in values(figures) if name == "outbox_paused"} == {"crm"}

@@ -124,15 +124,6 @@ def test_the_start_of_a_ledger_waits_for_no_more_than_a_moment(owner: Ledger) ->
     assert owner.query(START) == owner.query("select min(seq) from outbox.progress")
 
 
-def test_the_start_of_a_ledger_waits_for_no_change_of_sinks(owner: Ledger) -> None:
-    """Goes red when it waits with the ledger locked: every settlement would wait with it."""
-    advance(owner, 3)
-    with owner.database.connect() as other, owner.database.connect() as connection:
-        other.execute("lock table outbox.sink in share row exclusive mode")
-        connection.execute("set statement_timeout = '5s'")
-        assert connection.execute(ANY_SIZE.encode()).fetchall() == [(True,)]
-
-
 @pytest.mark.fence("the ledger of a sink starts behind a position that is committed later")
 def test_a_rebase_writes_positions_behind_every_start(owner: Ledger) -> None:
     """Goes red when it goes by the positions that are left: after a partial restore, or TRUNCATE, none would count."""
@@ -141,17 +132,6 @@ def test_a_rebase_writes_positions_behind_every_start(owner: Ledger) -> None:
     owner.do("truncate outbox.progress restart identity")
     owner.query("select outbox.rebase()")
     assert owner.query("select count(*) from outbox.standing") == [(SHARDS,)]
-
-
-def test_a_start_is_raised_over_any_distance_unless_sessions_keep_numbers(owner: Ledger) -> None:
-    owner.query("select setval(pg_get_serial_sequence('outbox.progress', 'seq'), 500000000)")
-    advance(owner, 2)
-    while owner.query(ANY_SIZE) == [(True,)]:
-        pass
-    assert owner.query(START) == owner.query("select min(seq) from outbox.progress")
-    owner.do("alter sequence outbox.progress_seq_seq cache 10")
-    advance(owner, 2)
-    assert owner.query(ANY_SIZE) == [(False,)]
 
 
 # -- leases ---------------------------------------------------------------------------------------------------------

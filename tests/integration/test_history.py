@@ -75,14 +75,6 @@ def test_two_relays_add_up_counts_and_keep_the_greatest_percentiles(database: Da
     ]
 
 
-def test_history_goes_with_a_removed_sink(database: Database) -> None:
-    query(database, SINKS, Jsonb([{"name": name, "patterns": ["*"]} for name in ("old", "gone")]))
-    with a_store(database) as store:
-        store.add_history([a_row("old"), a_row("gone")])
-    query(database, "delete from outbox.sink where name = 'gone' returning 1")
-    assert [row[:4] for row in rows(database)] == [("old", 1, 2, 3)]
-
-
 def test_minutes_are_kept_for_two_days_and_removed_in_steps(database: Database) -> None:
     insert = (
         "insert into outbox.history (sink, at) select '', now() - n * interval '1 hour' from generate_series(1, 60) n"

@@ -143,18 +143,6 @@ def test_autocommit_without_a_transaction_is_refused(shop: Database) -> None:
     assert query(shop, MARKS) == [("billing", uid), ("mail", uid)]
 
 
-def test_values_that_cannot_be_sent_are_refused_before_anything_is(conn: psycopg.Connection[Any]) -> None:
-    wrong: Any = 7
-    for consumer, uid in (("a\0b", uuid4()), (wrong, uuid4()), ("billing", wrong), ("billing", "no uid")):
-        with pytest.raises(InvalidMark):
-            once(conn, consumer, uid)
-    assert conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
-    conn.execute("set client_encoding = 'LATIN1'")
-    with pytest.raises(InvalidMark, match=r"characters that the encoding .* lacks"):
-        once(conn, "€", uuid4())
-    assert once(conn, "ü", uuid4())
-
-
 # -- handlers -----------------------------------------------------------------------------------------------------
 
 
@@ -250,27 +238,4 @@ def test_a_handler_that_swallows_the_error_of_a_statement_is_called_again(
         return "handled"
 
     with pytest.raises(errors.InFailedSqlTransaction), conn.transaction():
-        handler(conn, Record(uuid4()))
-
-
-async def test_an_asynchronous_handler_is_called_once_for_an_event(shop: Database) -> None:
-    @inbox.aonce_per_event("billing")
-    async def handler(conn: psycopg.AsyncConnection[Any], message: Record) -> str:
-        await conn.execute("insert into effects values (%s, 'handler')", (inbox.uid_of(message.headers()),))
-        return "done"
-
-    uid = uuid4()
-    async with await shop.aconnect() as conn:
-        assert [await handler(conn, Record(uid)) for _ in range(2)] == ["done", None]
-    assert effects(shop) == [(uid, "handler")]
-
-
-def test_a_handler_that_rolls_back_and_returns_has_not_handled_its_event(conn: psycopg.Connection[Any]) -> None:
-    @inbox.once_per_event("billing")
-    def handler(connection: psycopg.Connection[Any], _: Record) -> str:
-        connection.rollback()
-        connection.execute("select 1")
-        return "handled"
-
-    with pytest.raises(errors.InFailedSqlTransaction, match="the handler returned"):
         handler(conn, Record(uuid4()))

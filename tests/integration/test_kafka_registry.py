@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, LiteralString, cast
@@ -129,31 +128,6 @@ def test_consumers_read_what_fits_and_what_does_not_is_refused_between_its_neigh
         ("content-type", types[form]),
         ("traceparent", "00-1-2-03"),
     ]
-
-
-def test_schema_of_a_file_is_registered(
-    registry: SchemaRegistry, kafka: KafkaBroker, topic: str, tmp_path: Path
-) -> None:
-    kafka.create_topic(topic)
-    file = tmp_path / "order.avsc"
-    file.write_text(json.dumps(AVRO))
-    more = f'format = "avro"\nschema_files = {{ "order.created" = "{file}" }}\n'
-    asking = sink(tmp_path, config(kafka, topic, registry.url, more))
-    asking.open()
-    try:
-        [verdict] = deliver(asking, [an_event(payload=b'{"n": 1}')])
-        assert isinstance(verdict, Unavailable)
-        assert "no such subject" in verdict.reason
-    finally:
-        asking.close()
-    making = sink(tmp_path, config(kafka, topic, registry.url, f"{more}auto_register = true"))
-    making.open()
-    try:
-        assert deliver(making, [an_event(payload=b'{"n": 2}')]) == [DELIVERED]
-    finally:
-        making.close()
-    [record] = kafka.read_all(topic)
-    assert read("avro", registry, topic, record.value or b"") == {"n": 2, "note": None}
 
 
 def test_check_names_a_missing_subject_and_a_registry_that_is_not_there(

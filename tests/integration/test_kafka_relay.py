@@ -23,9 +23,7 @@ type = "kafka"
 topic = "{topic}.{{type}}"
 pending_max = {pending_max}
 # One broker cannot hold three copies: what is missing stays missing, until the test makes it.
-create_topics = true
-partitions = 1
-replication_factor = 3
+create_topics = {{ partitions = 1, replication_factor = 3 }}
 [sinks.events.circuit]
 probe_seconds = 0.2
 probe_max_seconds = 1

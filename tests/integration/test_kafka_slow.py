@@ -150,18 +150,3 @@ def test_a_broker_that_answers_slowly_is_waited_for(
         proxy.delay = 0.0
         arrive_once(relay, broker, topic, range(40))
         assert relay.stop() == 0
-
-
-def test_a_connection_that_is_forgotten_while_idle_costs_no_delivery(
-    database: Database, proxied: tuple[KafkaBroker, Proxy], topic: str, tmp_path: Path
-) -> None:
-    broker, proxy = proxied
-    broker.create_topic(topic, partitions=2)
-    proxy.forgets_after = 3.0
-    with relay_of(database, proxy.address, topic, tmp_path, producer='"connections.max.idle.ms" = 1500') as relay:
-        for round_ in range(3):
-            emit(database, range(round_ * 5, round_ * 5 + 5))
-            arrive_once(relay, broker, topic, range(round_ * 5 + 5), seconds=20)
-            until(lambda: proxy.connections == 0, seconds=30, what="the client has closed its idle connections")
-            assert status(relay)["last_error"] is None
-        assert relay.stop() == 0

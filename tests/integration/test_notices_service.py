@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
@@ -15,7 +14,7 @@ from outbox_relay.postgres.migrations import migrate
 from tests.support.command import inside
 from tests.support.database import Database, query
 from tests.support.emitting import emit_types
-from tests.support.notices import notice_types, pass_hours
+from tests.support.notices import notice_types
 from tests.support.receiver import Receiver, Request
 from tests.support.receiver.answers import Behaviour, chosen, say
 from tests.support.receiver.received import received_types
@@ -102,20 +101,6 @@ def test_dead_letters_and_pauses_reach_the_receiver_alone_once_for_two_relays(
     assert "CANARY" not in json.dumps(bodies(ops))
 
 
-def test_a_queue_receives_notices(database: Database, crm: Receiver, ops: Receiver, tmp_path: Path) -> None:
-    crm.answer = chosen(refuse_bad)
-    text = config(database.dsn, crm, ops).replace("[notify]", 'claim = "rows"\nfair_by = "tenant"\n[notify]')
-    with RelayService(tmp_path, text) as relay:
-        emit_types(database, "a.bad", "a.good")
-        until(lambda: received_types(ops), seconds=30, what="the notice arrives")
-        left = "select sink from outbox.delivery"
-        until(lambda: query(database, left) == [("crm",)], seconds=30, what="its row is gone")
-        assert relay.stop() == 0
-    assert received_types(ops) == [DEAD]
-    assert "a.good" in received_types(crm)
-    assert DEAD not in received_types(crm)
-
-
 @pytest.mark.fence("a notice about the receiver of notices causes another")
 @pytest.mark.slow
 def test_a_notice_that_dies_and_a_receiver_that_is_down_make_no_notices(
@@ -167,31 +152,6 @@ def test_a_sink_that_lags_is_told_and_logged_and_so_is_its_recovery(
         until(lambda: logged <= events_of_sinks(relay), seconds=30, what="both are logged")
         assert relay.stop() == 0
     assert received_types(ops) == [LAGGING, RECOVERED]
-
-
-@pytest.mark.slow
-def test_a_reload_begins_and_ends_notices(database: Database, crm: Receiver, ops: Receiver, tmp_path: Path) -> None:
-    text = config(database.dsn, crm, ops, routes='"*" = ["crm", "ops"]')
-    with RelayService(tmp_path, text, expects={"reload"}) as relay:
-        emit_types(database, "a.one")
-        set_paused(database, True)
-        until(lambda: set(received_types(ops)) == {"a.one", PAUSED}, seconds=30, what="events and notices arrive")
-        whole = relay.config.read_text()
-        relay.config.write_text(whole.replace(NOTIFY, ""))
-        relay.send(signal.SIGHUP)
-        patterns = "select patterns from outbox.sink where name = 'ops'"
-        until(lambda: query(database, patterns) == [(["*"],)], seconds=30, what="the pattern is gone")
-        set_paused(database, False)
-        relay.config.write_text(whole)
-        relay.send(signal.SIGHUP)
-        until(lambda: query(database, patterns) == [(["*", "outbox.*"],)], seconds=30, what="the pattern is back")
-        until(lambda: RECOVERED in received_types(ops), seconds=40, what="what came meanwhile is told")
-        pass_hours(database, 1)
-        set_paused(database, True)
-        until(lambda: received_types(ops).count(PAUSED) == 2, seconds=30, what="notices arrive again")
-        assert relay.stop() == 0
-    assert Counter(received_types(ops)) == {"a.one": 1, PAUSED: 2, RECOVERED: 1}
-    assert received_types(crm) == ["a.one"]
 
 
 def set_paused(database: Database, paused: bool) -> None:

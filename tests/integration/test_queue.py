@@ -10,7 +10,6 @@ from uuid import uuid4
 import pytest
 
 from outbox_relay.domain.errors import IncarnationChanged, LeaseLost
-from outbox_relay.postgres.rows import RowUpdate
 from tests.support.database import Database
 from tests.support.queued import Queue, job, names, queue
 
@@ -52,15 +51,6 @@ def test_a_stale_epoch_parks_nothing(jobs: Queue) -> None:
     assert jobs.books.store.positions(jobs.sink, range(64)) == before
 
 
-def test_a_window_that_is_parked_again_makes_no_second_row(jobs: Queue) -> None:
-    jobs.emit(job("a"))
-    beginning = jobs.position
-    jobs.park()
-    jobs.position = beginning
-    assert jobs.park().rows == 0
-    assert names(jobs.claim()) == ["a"]
-
-
 @pytest.mark.fence("the server is another one than that of the window which becomes rows")
 def test_the_server_of_the_window_is_asked_before_anything_is_written(jobs: Queue) -> None:
     jobs.emit(job("a"))
@@ -78,16 +68,6 @@ def test_what_was_discarded_becomes_no_row(jobs: Queue) -> None:
     assert jobs.park().rows == 1
     assert names(jobs.claim()) == ["a"]
     assert jobs.books.query("select reason from outbox.discarded order by id") == [("x",)]
-
-
-def test_an_event_that_cannot_be_delivered_is_a_dead_row(jobs: Queue) -> None:
-    jobs.emit(job("t"))
-    jobs.books.do("update outbox.event set deliver_at = 'infinity'")
-    parked = jobs.park()
-    assert (parked.rows, parked.dead) == (1, 1)
-    assert jobs.books.query("select state, last_error from outbox.delivery") == [
-        ("dead", "deliver_at lies outside the years 1 to 9998")
-    ]
 
 
 def test_a_row_that_can_be_made_in_no_other_way_is_dead_for_the_reason(jobs: Queue) -> None:
@@ -120,17 +100,6 @@ def test_a_row_is_claimed_once_until_its_lease_lapses(jobs: Queue) -> None:
     assert jobs.claim() == []
     assert jobs.done([again]) == 1
     assert jobs.books.query("select count(*) from outbox.delivery") == [(0,)]
-
-
-def test_a_row_that_is_retried_comes_when_it_is_due(jobs: Queue) -> None:
-    jobs.emit(job("a", priority=5), job("b"))
-    jobs.park()
-    [a] = jobs.claim(1)
-    back = RowUpdate(a.event.id, a.lease, 1, "waiting", 3600.0, "failed")
-    assert jobs.books.store.update_rows(jobs.sink, [back]) == {a.event.id}
-    assert names(jobs.claim()) == ["b"]
-    jobs.books.do("update outbox.delivery set due_at = now() - interval '1 s' where type = 'a'")
-    assert names(jobs.claim()) == ["a"]
 
 
 def test_claims_at_the_same_time_take_different_rows(jobs: Queue) -> None:
@@ -174,32 +143,6 @@ def test_ten_thousand_rows_of_a_tenant_delay_another_by_one_claim(jobs: Queue) -
     assert names(jobs.claim(20, fair=True)).index("small") <= 1
 
 
-def test_every_tenant_has_its_turn_however_few_rows_a_claim_takes(jobs: Queue) -> None:
-    jobs.emit(*(job(f"t{n}", tenant=f"t{n % 5}") for n in range(15)))
-    jobs.park(fair=True)
-    claimed = [names(jobs.claim(2, fair=True)) for _ in range(8)]
-    order = [name for rows in claimed for name in rows]
-    for turn in range(3):
-        assert {f"t{int(name[1:]) % 5}" for name in order[5 * turn : 5 * turn + 5]} == {f"t{n}" for n in range(5)}
-
-
-def test_a_walk_that_finds_no_row_says_where_it_ended(jobs: Queue) -> None:
-    jobs.books.do(
-        "select outbox.emit('t', '1', tenant => 't' || lpad(g::text, 5, '0')) from generate_series(1, 3000) g"
-    )
-    while jobs.park(rows=4000, fair=True).upto is not None:
-        pass
-    with jobs.books.database.connect() as connection:
-        connection.execute("select from outbox.delivery where tenant < 't02500' for update")
-        assert jobs.claim(500, fair=True) == []
-        assert (jobs.tenant, jobs.unfinished) == ("t02000", True)
-        assert len(jobs.claim(500, fair=True)) == 1
-        assert len(jobs.claim(500, fair=True)) == 500
-
-
-# -- times ----------------------------------------------------------------------------------------------------
-
-
 # -- other settings and versions ------------------------------------------------------------------------------
 
 
@@ -228,12 +171,3 @@ def test_claim_changes_only_without_a_relay_and_without_rows(jobs: Queue) -> Non
     with pytest.raises(LeaseLost):  # the relay whose leases had lapsed
         jobs.park()
     assert register(jobs, queued=[jobs.sink]) > 0
-
-
-def test_a_row_that_belongs_to_no_queue_is_put_there(jobs: Queue) -> None:
-    jobs.emit(job("a"))
-    jobs.park()
-    jobs.books.do("update outbox.delivery set ready = null")
-    assert jobs.claim() == []
-    assert jobs.books.store.value("queue_due_rows", {"most": 100}) == 1
-    assert names(jobs.claim()) == ["a"]

@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from outbox_relay import admin, outbox
+from outbox_relay import outbox
 from outbox_relay.domain.event import StoredEvent
-from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Verdict
+from outbox_relay.domain.outcomes import DELIVERED, Verdict
 from outbox_relay.relay import queue_reader
 from outbox_relay.relay.sink_spec import SinkSpec
 from tests.support.database import Database, end_connections, query
 from tests.support.deliveries import delivered, emit, has, ids
 from tests.support.memory_sink import BOTH, Gate, MemorySink
-from tests.support.queued import job
 from tests.support.relay_harness import LOST, owns, running, spec
 from tests.support.wait import until
 
@@ -52,28 +51,6 @@ def test_every_event_is_delivered_once_as_a_row(database: Database, keeps_order:
         relay.settled()
         assert relay.store.calls["read_small"] == relay.store.calls["read_rest"] == relay.store.calls["read_late"] == 0
     assert query(database, ROWS) == [(0,)]
-
-
-def test_priority_counts_among_the_rows_that_wait(database: Database) -> None:
-    free = Gate()
-
-    async def first_waits(event: StoredEvent, _attempt: int) -> Verdict:
-        if event.type == "first":
-            await free.wait()
-        return DELIVERED
-
-    sink = MemorySink(first_waits, keeps_order=False, max_in_flight=1)
-    with running(database.dsn, (queued(), sink)) as relay:
-        relay.owns_all()
-        with database.connect() as connection:
-            outbox.emit_many(connection, [job("first")])
-        has(database, "select from outbox.delivery where lease is not null")
-        with database.connect() as connection:
-            outbox.emit_many(connection, [job("low", priority=-1), job("usual"), job("high", priority=1)])
-        has(database, "select from outbox.delivery having count(*) = 4")
-        free.set()
-        relay.settled()
-    assert [event.type for event in sink.delivered] == ["first", "high", "usual", "low"]
 
 
 def test_two_relays_share_the_rows_of_one_shard_and_deliver_each_once(database: Database) -> None:
@@ -154,44 +131,6 @@ def test_no_more_rows_are_made_than_pending_max_and_then_all_come(database: Data
         has(database, "select from outbox.sink where last_error is null or last_error_mended_at >= last_error_at")
 
 
-def test_rows_are_retried_and_die_and_are_retried_by_people(database: Database) -> None:
-    healed = False
-
-    def answers(event: StoredEvent, attempt: int) -> Verdict:
-        if event.type == "refused" and not healed:
-            return Refused("no")
-        return Failed("not yet") if event.type == "twice" and attempt < 3 else DELIVERED
-
-    sink = MemorySink(answers, keeps_order=False)
-    with running(database.dsn, (queued(), sink)) as relay:
-        relay.owns_all()
-        with database.connect() as connection:
-            uids = outbox.emit_many(connection, [job("refused"), job("twice"), job("refused")])
-        has(database, "select from outbox.delivery where state = 'dead' having count(*) = 2")
-        has(database, "select from outbox.delivery having count(*) = 2")
-        assert [event.type for event in sink.delivered] == ["twice"]
-        assert query(database, "select state, attempts, ready from outbox.delivery") == [("dead", 1, True)] * 2
-        assert admin.why(relay.store, uids[0])["sinks"]["s"]["state"] == "dead"
-        healed = True
-        wanted: admin.Filter = {"uids": [str(uids[0])]}
-        done = admin.retry_deliveries(relay.store, wanted, actor="a person", report=print)
-        assert done.done == 1
-        has(database, "select from outbox.delivery having count(*) = 1")
-        assert [event.type for event in sink.delivered] == ["twice", "refused"]
-
-
-def test_a_unique_key_is_free_once_its_row_is_delivered(database: Database) -> None:
-    sink = MemorySink(keeps_order=False)
-    with running(database.dsn, (queued(), sink)) as relay:
-        relay.owns_all()
-        with database.connect() as connection:
-            outbox.emit(connection, "t", {}, unique_key="u")
-        got([sink], [1])
-        relay.settled()
-        query(database, "update outbox.unique_key set look_at = now() returning 1")
-        assert query(database, "select outbox_internal.finish_unique_keys(10)") == [(1,)]
-
-
 REFUSE = """
 create function public.refuse() returns trigger language plpgsql as $$
 begin
@@ -237,18 +176,3 @@ def test_rows_under_way_outlast_a_window_that_cannot_become_rows(
             connection.execute("drop trigger refuse on outbox.delivery")
         got([sink], [first, first + 1])
     assert not relay.loops[0].restarts
-
-
-def test_one_event_that_cannot_become_a_row_is_dead_and_its_neighbours_flow(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(queue_reader, "AGAIN_SECONDS", 0.01)
-    refuse(database, "57014")
-    sink = MemorySink(keeps_order=False)
-    with running(database.dsn, (queued(), sink)) as relay:
-        relay.owns_all()
-        with database.connect() as connection:
-            outbox.emit_many(connection, [job("good"), job("bad"), job("good")])
-        got([sink], [1, 3])
-        reason = "its row could not be made, it ran out of time"
-        assert query(database, "select type, last_error from outbox.delivery where state = 'dead'") == [("bad", reason)]

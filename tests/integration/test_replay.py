@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outbox_relay.domain.event import StoredEvent
-from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Verdict
+from outbox_relay.domain.outcomes import DELIVERED, Refused, Verdict
 from outbox_relay.postgres.migrations import rebase
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit, has, ids, in_order
@@ -160,20 +160,6 @@ def test_dead_letters_become_those_of_the_sink_and_hold_no_key(database: Databas
     assert recorded == [("s", "refused", str(number))] * 2
 
 
-def test_events_that_fail_are_tried_again_and_the_end_waits_for_them(database: Database) -> None:
-    def fails_twice(_event: StoredEvent, attempt: int) -> Verdict:
-        return Failed("not now", 500) if attempt < 3 else DELIVERED
-
-    sink, clients = MemorySink(keeps_order=False), Clients(lambda: fails_twice, keeps_order=False)
-    with running(database.dsn, (spec("s"), sink), replay_client=clients):
-        wanted = replayed(database, sink, KEYS[:14])
-        number = start(database, since="PT1H")
-        ended(database, number)
-    assert sorted(clients.ids(number)) == wanted
-    assert in_order(clients.delivered(number))
-    assert counts(database, number) == (14, 14, 0, 0)
-
-
 @pytest.mark.fence("a relay that lost a shard of a replay settles, or counts what it delivered")
 @pytest.mark.slow
 def test_two_relays_share_a_replay_and_a_crash_of_one_loses_and_counts_nothing_twice(database: Database) -> None:
@@ -268,20 +254,6 @@ def test_a_rate_bounds_the_events_of_all_relays_together(database: Database) -> 
     assert len(clients.ids(number)) < len(wanted)
 
 
-def test_a_paused_sink_holds_its_replay_up(database: Database) -> None:
-    sink, clients = MemorySink(), Clients()
-    with running(database.dsn, (spec("s"), sink), replay_client=clients):
-        wanted = replayed(database, sink, KEYS)
-        call(database, "update outbox.sink set paused = true")
-        has(database, "select from outbox.shard where sink = 's' and owner is not null having count(*) = 0")
-        number = start(database, since="PT1H")
-        has(database, "select from outbox.replays(1) where target_paused and total_exact")
-        assert clients.ids(number) == []
-        call(database, "update outbox.sink set paused = false")
-        ended(database, number)
-    assert clients.ids(number) == wanted
-
-
 @pytest.mark.fence("transaction numbers of another cluster are compared with those of a replay's start")
 def test_a_rebase_in_between_loses_nothing_of_a_replay(database: Database) -> None:
     """Goes red when the snapshots of the start are compared with numbers of another cluster."""
@@ -297,17 +269,6 @@ def test_a_rebase_in_between_loses_nothing_of_a_replay(database: Database) -> No
     assert clients.ids(number) == wanted
 
 
-def test_erased_events_are_not_replayed(database: Database) -> None:
-    sink, clients = MemorySink(), Clients()
-    with running(database.dsn, (spec("s"), sink), replay_client=clients):
-        wanted = replayed(database, sink, KEYS[:5])
-        call(database, "update outbox.event set content_type = 'application/x-erased' where id = %s", wanted[2])
-        number = start(database, since="PT1H")
-        ended(database, number)
-    assert clients.ids(number) == [*wanted[:2], *wanted[3:]]
-    assert counts(database, number) == (4, 4, 0, 0)
-
-
 def test_a_preview_counts_and_says_what_is_not_there(database: Database) -> None:
     register(database, "s")
     emit(database, KEYS)
@@ -317,50 +278,6 @@ def test_a_preview_counts_and_says_what_is_not_there(database: Database) -> None
     assert (found["matched"], found["exact"], found["relays"]) == (40, True, 0)
     unknown = "00000000-0000-0000-0000-000000000001"
     assert preview(database, uids=[unknown])["unknown"] == [unknown]
-
-
-@pytest.mark.parametrize(
-    ("filter_", "message"),
-    [
-        ({}, "a replay needs since, key or uids"),
-        ({"type": "t"}, "a replay needs since, key or uids"),
-        ({"since": "2999-01-01T00:00:00Z"}, "in the future"),
-        ({"since": "PT1H", "until": "2999-01-01T00:00:00Z"}, "in the future"),
-        ({"since": "PT1H", "until": "PT2H"}, "is after until"),
-        ({"since": "nonsense"}, "must be a time"),
-        ({"since": "PT1H", "states": ["dead"]}, "no field"),
-        ({"since": "PT1H", "error": "x"}, "no field"),
-        ({"uids": ["x"]}, "must be UUIDs"),
-        ({"key": "k", "rate": 0}, "rate must be"),
-        ({"key": "k", "rate": -5}, "rate must be"),
-        ({"key": "k", "to": "unknown"}, "there is no sink"),
-        ({"key": "k", "sink": "unknown"}, "there is no sink"),
-    ],
-)
-def test_a_filter_that_is_none_is_refused(database: Database, filter_: dict[str, Any], message: str) -> None:
-    register(database, "s")
-    with pytest.raises(Exception, match=message):
-        start(database, **filter_)
-    assert query(database, "select from outbox.replay") == []
-
-
-def test_why_names_the_replays_of_an_event(database: Database) -> None:
-    sink, clients = MemorySink(), Clients()
-    with running(database.dsn, (spec("s"), sink), replay_client=clients):
-        wanted = replayed(database, sink, ["a", "b"])
-        number = start(database, key="a")
-        ended(database, number)
-    [[named], [other]] = [
-        query(
-            database,
-            "select w.found -> 'sinks' -> 's' ->> 'state', w.found -> 'sinks' -> 's' -> 'replays'"
-            "  from outbox.event e, lateral (select outbox.why(e.uid)::jsonb) w (found) where e.id = %s",
-            event_id,
-        )
-        for event_id in wanted
-    ]
-    assert named == ("settled", [{"id": number, "state": "done", "outcome": "delivered"}])
-    assert other == ("settled", None)
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from psycopg import errors
 
 from outbox_relay.domain.errors import DatabaseUnusable
 from tests.support import days
@@ -15,7 +14,7 @@ from tests.support.database import Database, query
 from tests.support.days import date_ago, emit_ago, fill_days, keep, retention
 from tests.support.ledger import ledger
 from tests.support.replay_ledger import ReplayLedger
-from tests.support.replays import act, counts, preview, show, start, tend
+from tests.support.replays import act, counts, show, start, tend
 from tests.support.sink_actions import call, register, remove
 
 KEYS = [f"k{n % 7}" for n in range(40)]
@@ -76,18 +75,6 @@ def test_a_row_that_the_position_has_not_passed_is_neither_moved_nor_counted(boo
     books.query("update outbox.shard set owner = null where sink = '~1' returning 1")
     tend(books.database)
     assert counts(books.database, 1)[1:3] == (9, 1)
-
-
-def test_rows_of_a_cancelled_replay_that_no_position_has_passed_are_not_counted(books: ReplayLedger) -> None:
-    epochs = books.claim()
-    books.store.settle_replay(1, books.relay, {}, 0, [books.row(5), books.row(20)], epochs)
-    books.settle(epochs, 10, 10)
-    act(books.database, "cancel", 1)
-    books.query("update outbox.shard set owner = null where sink = '~1' returning 1")
-    for _ in range(3):
-        tend(books.database)
-    found = show(books.database, 1)
-    assert (found["delivered"], found["dropped"], found["shards_left"]) == (9, 1, 0)
 
 
 @pytest.mark.fence("a dead letter of a replay is read again, or taken for one of the sink's first deliveries")
@@ -179,32 +166,3 @@ def test_a_replay_keeps_a_day_since_its_start_whether_or_not_a_pass_has_seen_it(
     assert since() == ["2026-03-01T11:30:15+00:00"] * 2
     assert retention(database, "run").code == 0
     assert since() == ["2026-03-01T11:30:15+00:00"] * 2
-
-
-def test_a_range_that_the_log_no_longer_has_is_refused_with_the_oldest_day(database: Database) -> None:
-    with database.connect(autocommit=True) as connection:
-        fill_days(connection, 12, 8)
-        keep(connection, 9)
-        days.register(connection, "s", "now")
-        emit_ago(connection, 0)
-    assert retention(database, "run", "--json").json["emptied"] == [date_ago(12), date_ago(11), date_ago(10)]
-    with pytest.raises(errors.InvalidParameterValue, match=f"the oldest day that it has is {date_ago(9)}"):
-        start(database, to="s", since=f"{date_ago(10)}T23:59:59Z")
-    assert preview(database, to="s", since=f"{date_ago(9)}T00:00:00Z")["matched"] == 7
-    assert start(database, to="s", since=f"{date_ago(9)}T00:00:00Z") == 1
-
-
-# -- rate and counting -------------------------------------------------------------------------------------------
-
-
-def test_the_rate_saves_up_one_second_at_most_and_owes_what_was_taken_too_much(database: Database) -> None:
-    register(database, "s")
-    register(database, "t")
-    call(database, "select outbox.emit('t', '1')")
-    start(database, to="t", since="PT1H", rate=50)
-    call(database, "update outbox.replay set tokens_at = now() - interval '1 hour'")
-    [(allowed,)] = query(database, "select outbox_internal.spend_replay(1, 0)")
-    assert allowed == 50
-    [(owed,)] = query(database, "select outbox_internal.spend_replay(1, 200)")
-    assert -151 <= owed <= -100
-    assert query(database, "select outbox_internal.spend_replay(99, 1)") == [(None,)]

@@ -14,8 +14,8 @@ from tests.support.ledger import ledger
 from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import running, spec
 from tests.support.replay_ledger import ReplayLedger
-from tests.support.replays import Clients, act, counts, ended, show, start, tend
-from tests.support.sink_actions import call, seek
+from tests.support.replays import Clients, act, counts, ended, start, tend
+from tests.support.sink_actions import call
 
 EVENTS = 6
 DISCARD = "select * from outbox.discard_deliveries('{\"sink\": \"s\"}'::jsonb, reason => 'no use')"
@@ -61,22 +61,6 @@ def test_a_replay_that_delivered_an_event_settles_it_as_its_position_moves(books
     assert judged(books, 4) == ("settled", [{"id": 1, "state": "done", "outcome": "delivered"}])
     assert said(books, 4) == "s  delivered; no record was kept; in replay 1 (done): delivered"
     assert books.query("select outbox.why(%s) #>> '{sinks, s, state}'", books.uid(4)) == [("settled",)]
-
-
-def test_a_cancelled_replay_is_judged_by_the_positions_that_it_reached(books: ReplayLedger) -> None:
-    """Goes red when the positions go with the ledger of the replay."""
-    epochs = books.claim()
-    books.settle(epochs, 3, 3, books.row(2))
-    act(books.database, "cancel", 1)
-    for _ in range(2):
-        assert judged(books, 1) == ("settled", [{"id": 1, "state": "cancelled", "outcome": "delivered"}])
-        for undelivered in (2, 5):
-            expected = ("passed over", [{"id": 1, "state": "cancelled", "outcome": "cancelled"}])
-            assert judged(books, undelivered) == expected
-        books.let_go()
-        tend(books.database)
-    assert books.query("select cleared, dropped from outbox.replay") == [(True, 1)]
-    assert books.query("select from outbox.discarded") == []
 
 
 def test_a_dead_letter_of_a_replay_is_failed_and_settled_only_once_it_was_delivered(books: ReplayLedger) -> None:
@@ -128,33 +112,3 @@ def test_a_settlement_at_an_old_epoch_passes_nothing_by(books: ReplayLedger) -> 
     books.store.reclaim_shards("~1", books.relay)
     assert not books.settle(old, EVENTS, 5, passed_by={2: "row"})
     assert books.query("select from outbox.replay_exception") == []
-
-
-def test_an_event_that_comes_again_after_a_replay_says_so(books: ReplayLedger) -> None:
-    epochs = books.claim()
-    books.settle(epochs, EVENTS, EVENTS)
-    seek(books.database, "s", "beginning")
-    found = (admin.why(books.store, UUID(books.uid(1))))["sinks"]["s"]
-    assert (found["state"], found["again"]) == ("pending", True)
-
-
-def test_counts_of_a_running_replay_have_the_events_that_it_passed_by(books: ReplayLedger) -> None:
-    epochs = books.claim()
-    books.settle(epochs, 3, 2, passed_by={2: "row"})
-    assert show(books.database, 1)["passed_by"] == 1
-    books.settle(epochs, EVENTS, 3)
-    tend(books.database)
-    books.let_go()
-    tend(books.database)
-    assert counts(books.database, 1) == (6, 5, 0, 1)
-    assert (judged(books, 2))[1] == [{"id": 1, "state": "done", "outcome": "passed by", "reason": "row"}]
-
-
-def test_a_folded_ledger_keeps_the_count_of_events_that_were_passed_by(books: ReplayLedger) -> None:
-    epochs = books.claim()
-    books.settle(epochs, 1, 1)
-    books.settle(epochs, 2, 0, passed_by={2: "row"})
-    books.do("insert into outbox.replay_progress (replay, shards, last_ids, seen) "
-             "select 1, '{}', '{}', 0 from generate_series(1, 500)")  # fmt: skip
-    tend(books.database)
-    assert books.query("select count(*), sum(passed_by) from outbox.replay_progress") == [(1, 1)]

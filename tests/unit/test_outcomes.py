@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from outbox_relay.domain.outcomes import (
     LAST_ERROR_CHARS,
-    Attempt,
     DeadLetter,
     Failed,
     Refused,
@@ -29,7 +28,6 @@ POLICIES = st.builds(
     max_seconds=st.floats(0.001, 1e6),
     jitter=st.floats(0.0, 1.0),
 )
-ASKED = st.floats(0.0, 1e6)
 
 
 @pytest.mark.parametrize(("before", "dead"), [(0, False), (3, False), (4, True), (9, True)])
@@ -54,22 +52,6 @@ def test_trouble_of_a_part_waits_and_counts_no_attempt(attempts: int, policy: Re
     assert isinstance(settlement, RetryLater)
     assert settlement.attempts == attempts
     assert settlement.delay_seconds >= 7.0
-
-
-def test_every_settlement_keeps_the_attempt() -> None:
-    kept = Attempt("http_500", 0.1, "oops")
-    for verdict in (Failed("no", 500, None, kept), Refused("no", 500, kept), Unavailable("no", 500, None, kept)):
-        settlement = decide(0, verdict, POLICY, 0.0)
-        assert isinstance(settlement, RetryLater | DeadLetter | StandStill)
-        assert settlement.attempt is kept
-
-
-@given(st.integers(0, 998), NOISE, ASKED)
-def test_delay_is_at_least_the_requested_one(attempts: int, noise: float, asked: float) -> None:
-    settlement = decide(attempts, Failed("busy", 429, asked), RetryPolicy(attempts=1000), noise)
-    assert isinstance(settlement, RetryLater)
-    assert settlement.delay_seconds >= asked
-    assert settlement.delay_seconds >= RetryPolicy().delay_seconds(attempts + 1, noise)
 
 
 @given(st.text(max_size=3 * LAST_ERROR_CHARS))

@@ -133,14 +133,6 @@ def test_a_shard_that_was_lost_and_claimed_again_is_not_delivered_for_before_the
     assert leases.until([7]) == 99.0
 
 
-def test_nothing_is_granted_to_a_loop_that_stops() -> None:
-    leases = SinkLeases("s", 1)
-    leases.stop()
-    assert not leases.grant({7: Lease(5)})
-    leases.observe(SinkRow("s", 1, paused=False, circuit="open", in_flight_limit=3, owned=SHARDS, patterns=("*",)))
-    assert not leases.serving
-
-
 @pytest.mark.fence("a relay that lost a shard delivers")
 def test_the_client_of_a_lease_that_has_ended_is_purged() -> None:
     now, purged = [100.0], list[float]()
@@ -160,13 +152,3 @@ def test_the_client_of_a_lease_that_has_ended_is_purged() -> None:
     now[0] = 100.2
     part.purge_lapsed()
     assert purged == [100.1, 100.2]
-
-
-def test_requests_for_probes_from_before_the_relay_began_are_none() -> None:
-    leases = SinkLeases("s", 1)
-    row = SinkRow("s", 1, paused=False, circuit="open", in_flight_limit=3, owned=SHARDS, patterns=("*",), probes=7)
-    leases.observe(row)
-    assert not leases.take_probe_request()
-    leases.observe(row._replace(probes=8))
-    assert leases.take_probe_request()
-    assert not leases.take_probe_request()

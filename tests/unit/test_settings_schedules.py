@@ -8,7 +8,7 @@ from textwrap import dedent
 import pytest
 
 from outbox_relay.domain.errors import ConfigurationError
-from outbox_relay.settings import Settings, applied, load, merged, not_applied, warnings
+from outbox_relay.settings import Settings, differing, load, merged, warnings
 from outbox_relay.settings.effective import shown
 
 WHOLE = """
@@ -138,11 +138,8 @@ def test_a_type_that_no_route_takes_is_a_warning(tmp_path: Path) -> None:
 
 
 def test_a_reload_applies_schedules(tmp_path: Path) -> None:
-    old = loaded(tmp_path, SINK)
-    new = loaded(tmp_path, SINK + WHOLE)
-    assert applied(old, new) == [("schedules", "nightly")]
-    assert not_applied(old, new) == []
-    assert merged(old, new).schedules == new.schedules
+    old, new = loaded(tmp_path, SINK), loaded(tmp_path, SINK + WHOLE)
     changed = loaded(tmp_path, SINK + WHOLE.replace("30 3", "30 4"))
-    assert applied(new, changed) == [("schedules", "nightly", "cron")]
+    assert differing(new, changed) == [("schedules", "nightly", "cron")]
+    assert merged(old, new).schedules == new.schedules
     assert merged(changed, old).schedules == {}

@@ -9,20 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from outbox_relay import __version__
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Unavailable
 from outbox_relay.formats.signatures import parse_key
-from outbox_relay.settings import load, warnings
 from outbox_relay.sinks.webhook.http_client import NoResponse, Response
 from outbox_relay.sinks.webhook.request import Credentials, Request, RequestFormat, make_request
 from outbox_relay.sinks.webhook.results import ResponsePolicy, verdict
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "webhooks.md").read_text(encoding="utf-8")
-SOURCES = ROOT / "outbox_relay" / "sinks" / "webhook"
 SECRET = "whsec_ZXhhbXBsZS1vZi1hLW5ldy1zZWNyZXQtLS0t"
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -71,23 +68,6 @@ def test_receivers_verify_with_the_snippets(text: str) -> None:
     for headers, body in ((found.headers, found.body + b" "), (old.headers, old.body)):
         with pytest.raises(Exception, match=r"(?i)matching signature|too old"):
             names["verify"](SECRET, dict(headers), body)
-
-
-def test_snippet_makes_a_pair_of_keys(capsys: pytest.CaptureFixture[str]) -> None:
-    import base64
-
-    [text] = [text for text in snippets("python") if text not in VERIFY]
-    exec(text, {})  # noqa: S102 - the snippet of the page
-    private, public = (line.split(": ")[1] for line in capsys.readouterr().out.splitlines())
-    verifier = Ed25519PublicKey.from_public_bytes(base64.b64decode(public.removeprefix("whpk_")))
-    verifier.verify(parse_key(private).sign(b"x"), b"x")
-
-
-@pytest.mark.parametrize("text", snippets("toml"), ids=lambda text: text.splitlines()[-5])
-def test_settings_of_the_page_load(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "relay.toml"
-    path.write_text(text)
-    assert warnings(load(path, {})) == []
 
 
 def rows(heading: str) -> list[list[str]]:
@@ -139,12 +119,3 @@ def test_table_of_answers_is_true(row: list[str]) -> None:
         assert event.startswith(said[0])
         assert sink.startswith(said[1])
         assert bool(sink) == bool(said[1])
-
-
-def test_table_of_words_is_complete() -> None:
-    listed = {word for cells in rows("Record of a failed attempt") for word in re.findall(r"`(\w+)`", cells[0])}
-    text = "\n".join(path.read_text(encoding="utf-8") for path in SOURCES.glob("*.py"))
-    made = r'(?:ConnectionLost|ExchangeFailed|[Aa]ttempt)\("(\w+)"'
-    used = {word for pattern in (made, r'code, reason = "(\w+)", ') for word in re.findall(pattern, text)}
-    assert {"dns_error", "config_error", "withdrawn"} <= used
-    assert used | {"http_NUMBER"} == listed
