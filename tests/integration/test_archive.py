@@ -109,20 +109,6 @@ def test_a_day_is_archived_to_s3(database: Database, owner: Connection, tmp_path
         server.stop()
 
 
-SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
-KEYS = {
-    "AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE",
-    "AWS_SECRET_ACCESS_KEY": SECRET,
-    "AWS_EC2_METADATA_DISABLED": "true",
-}
-
-
-@pytest.fixture
-def keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in KEYS.items():
-        monkeypatch.setenv(name, value)
-
-
 def kept(*configs: Path) -> list[str]:
     """Return the reasons of passes for the day that they leave."""
     return [reason for config in configs for reason in run(config).json["kept"].values()]
