@@ -33,9 +33,9 @@ DUE_ROWS = 500
 """Rows of a sink with ``claim = "rows"`` that are put into its queue at a time when their time has come."""
 
 ENTRY_SECONDS = 0.25
-"""Longest pause between two looks for scheduled events. A sooner one follows when the next event is known to be due."""
+"""Longest pause between two looks while events are scheduled. A sooner one follows when the next one is due."""
 WHOLE_SECONDS = 1.0
-"""Interval between such looks that begin at the first row."""
+"""Interval between looks while no event is scheduled, and between those that begin at the first row."""
 LEISURE = 20
 """Shortest interval between these, as a multiple of the time that one took."""
 PAUSE_SECONDS = 0.005
@@ -144,7 +144,7 @@ class ScheduledEvents:
         self._most = max(FEWEST_EVENTS, self._most // 2) if took > SLOW_SECONDS else min(MOST_EVENTS, 2 * self._most)
         if full:
             return 0.0
-        return max(PAUSE_SECONDS, took, min(ENTRY_SECONDS, ENTRY_SECONDS if found.due_in is None else found.due_in))
+        return max(PAUSE_SECONDS, took, WHOLE_SECONDS if found.due_in is None else min(ENTRY_SECONDS, found.due_in))
 
 
 class LagWatch:

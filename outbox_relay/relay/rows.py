@@ -30,7 +30,10 @@ FOLLOWED_POLL_SECONDS = 0.05
 FOLLOWED_ROWS = 20
 """Number of rows in a claim that count as many. Fewer are retries of other relays, which poll for those themselves."""
 SWEEP_SECONDS = 5.0
-"""Interval between sweeps while no key is blocked here. Only a relay that crashed leaves such rows behind."""
+"""Interval between sweeps while no key is blocked here, and between looks for rows that may have killed their owners.
+
+Only a relay that crashed leaves such rows behind.
+"""
 BUSY_POLL_SECONDS = 0.1
 """Interval between claims while keys are blocked."""
 UNBLOCK_SECONDS = 0.05
@@ -156,7 +159,7 @@ class Rows:
         return claimed
 
     def _claim_due(self, most: int, now: float) -> list[ClaimedRow]:
-        due = self._suspects or now - self._suspected_at >= POLL_SECONDS
+        due = self._suspects or now - self._suspected_at >= SWEEP_SECONDS
         if due and not self.suspect_was_last and (suspect := self._claim_suspect(now)):
             return suspect
         if self._parts.spec.queued:

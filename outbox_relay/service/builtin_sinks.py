@@ -1,4 +1,4 @@
-"""The makers of the relay's own sinks, as ``outbox_relay.sinks.types`` names them.
+"""The makers of Kafka sinks and webhooks, as ``outbox_relay.sinks.types`` names them.
 
 Each imports the client of its destination when a sink is made.
 """
@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from outbox_relay.postgres.dsn import find_authorities
-from outbox_relay.settings import KafkaSettings, PythonSettings, Settings, WebhookSettings
+from outbox_relay.settings import KafkaSettings, Settings, WebhookSettings
 from outbox_relay.sinks import Sink, SinkContext
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ class RelayContext(SinkContext):
 
 def kafka(settings: KafkaSettings, context: RelayContext) -> Sink:
     """Return a Kafka sink."""
-    from outbox_relay.service.kafka import kafka_sink
+    from outbox_relay.sinks.kafka import kafka_sink
 
     return kafka_sink(context.name, settings, context.settings.relay.lease_seconds, context.replay)
 
@@ -34,19 +33,3 @@ def kafka(settings: KafkaSettings, context: RelayContext) -> Sink:
 def webhook(_settings: WebhookSettings, context: RelayContext) -> Sink:
     """Return a webhook sink."""
     return context.webhooks.make(context.name, context.replay, context.slots)
-
-
-def python(settings: PythonSettings, context: RelayContext) -> Sink:
-    """Return a Python sink."""
-    from outbox_relay.sinks.python import PythonSink
-
-    dsn = settings.dsn.get_secret_value() if settings.transaction and settings.dsn is not None else ""
-    find_authorities(dsn)
-    return PythonSink(
-        context.name,
-        settings.handler,
-        max_in_flight=context.slots or settings.max_in_flight,
-        timeout_seconds=settings.timeout_seconds,
-        dsn=dsn,
-        replay=context.replay,
-    )

@@ -8,6 +8,7 @@ from contextvars import Context
 from dataclasses import dataclass
 from itertools import count
 from queue import SimpleQueue
+from typing import Generic, TypeVar
 
 from outbox_relay.domain.errors import SessionReset, SinkStuck
 from outbox_relay.domain.outcomes import Unavailable, Verdict
@@ -40,7 +41,10 @@ class Job:
     verdicts: Sequence[Verdict] | None = None
 
 
-class ThreadedSink(Sink):
+J = TypeVar("J", bound=Job)
+
+
+class ThreadedSink(Sink, Generic[J]):
     """A sink that makes each call with ``run``, in one of ``max_in_flight`` threads.
 
     A thread cannot be ended. A call that outlasts its time limit fails, hangs, and keeps its thread until it ends; the
@@ -50,37 +54,37 @@ class ThreadedSink(Sink):
     The thread that has taken a job from ``_waiting`` decides what becomes of it, so no lock is needed.
     """
 
-    job_type: type[Job] = Job
+    job_type: type[J]
 
     def __init__(self, name: str, max_in_flight: int, timeout_seconds: float, *, of_replay: bool = False) -> None:
         self.max_in_flight, self.timeout_seconds = max_in_flight, timeout_seconds
         self._name = name
         self._of_replay = of_replay
-        self._completions = Completions[Job]()
+        self._completions = Completions[J]()
         self._numbers = count()
-        self._waiting: dict[int, Job] = {}
-        self._calls: dict[Job, None] = {}
-        self._hanging: dict[Job, None] = {}
+        self._waiting: dict[int, J] = {}
+        self._calls: dict[J, None] = {}
+        self._hanging: dict[J, None] = {}
         """The calls without an end that the loop no longer waits for."""
         self._look_at = NEVER
         """The earliest time at which a call may be over its limit."""
         self._threads = 0
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[J | None] = SimpleQueue()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._name!r})"
 
     # -- what a kind of sink defines ------------------------------------------------------------------------------
 
-    def run(self, job: Job) -> Sequence[Verdict] | None:
+    def run(self, job: J) -> Sequence[Verdict] | None:
         """Make the call, in a thread, and return its verdicts, or None if all events were delivered. Never raises."""
         raise NotImplementedError
 
-    def timed_out(self, job: Job) -> Sequence[Verdict]:
+    def timed_out(self, job: J) -> Sequence[Verdict]:
         """Return the verdicts of a call that has not ended in time."""
         raise NotImplementedError
 
-    def start(self, job: Job) -> None:
+    def start(self, job: J) -> None:
         """Have a thread take the job."""
         if self._threads < min(self.max_in_flight, len(self._calls) + len(self._hanging)):
             try:
@@ -90,7 +94,7 @@ class ThreadedSink(Sink):
                 pass
         self._jobs.put(job)
 
-    def cancel(self, job: Job, now: float) -> bool:  # noqa: ARG002 - threads cannot be cancelled
+    def cancel(self, job: J, now: float) -> bool:  # noqa: ARG002 - threads cannot be cancelled
         """Cancel a call whose time is over. Return False if that is impossible, or was done before."""
         return False
 
@@ -132,7 +136,7 @@ class ThreadedSink(Sink):
         self._look_at = min(self._look_at, job.ends_at, job.planned)
         self.start(job)
 
-    def begin(self, job: Job) -> bool:
+    def begin(self, job: J) -> bool:
         """Return True if the call may begin now, in the thread that makes it."""
         now = lease_clock()
         in_time, job.began_at, job.ends_at = now < job.call.until, now, now + self.timeout_seconds
@@ -142,11 +146,11 @@ class ThreadedSink(Sink):
             self._end(job, LATE)
         return in_time
 
-    def _end(self, job: Job, verdict: Verdict) -> None:
+    def _end(self, job: J, verdict: Verdict) -> None:
         job.verdicts = [verdict] * len(job.call.events)
         self._completions.put(job)
 
-    def _work(self, jobs: SimpleQueue[Job | None]) -> None:
+    def _work(self, jobs: SimpleQueue[J | None]) -> None:
         while (job := jobs.get()) is not None:
             if self.begin(job):
                 job.verdicts = Context().run(self.run, job)  # variables do not pass from one event to the next
@@ -167,7 +171,7 @@ class ThreadedSink(Sink):
                 raise SinkStuck(f"sink {self._name}: {self.trouble}")
         return ended
 
-    def _leave(self, job: Job, verdicts: Sequence[Verdict] | None, ended: list[Call]) -> None:
+    def _leave(self, job: J, verdicts: Sequence[Verdict] | None, ended: list[Call]) -> None:
         del self._calls[job]
         job.call.end(verdicts)
         ended.append(job.call)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ GROUP: Final = "outbox_relay.sinks"
 BUILTIN: Final[Mapping[str, tuple[str, str]]] = {
     "kafka": ("outbox_relay.settings:KafkaSettings", "outbox_relay.service.builtin_sinks:kafka"),
     "webhook": ("outbox_relay.settings:WebhookSettings", "outbox_relay.service.builtin_sinks:webhook"),
-    "python": ("outbox_relay.settings:PythonSettings", "outbox_relay.service.builtin_sinks:python"),
+    "python": ("outbox_relay.settings:PythonSettings", "outbox_relay.sinks.python.sink:python"),
 }
 """The types of the relay itself: the model of the settings, and the maker, which is imported when a sink is made."""
 
@@ -131,7 +130,7 @@ def _fitting(found: object, plugin: str) -> tuple[type[SinkSettings], MakeSink]:
     if not isinstance(found, type):
         raise TypeRefused(f"{plugin} does not fit: its entry point names no class")
     try:
-        problem = _version_problem(found) or _class_problem(found)
+        problem = _version_problem(found) or _model_problem(found)
     except Exception as error:
         problem = f"does not fit: its class {found.__name__} raised {raised(error)}"
     if problem:
@@ -154,29 +153,8 @@ def _version_problem(found: type) -> str | None:
     return f"was written for version {version} of the interface, and this relay has {API_VERSION}: {fix} the plug-in"
 
 
-def _class_problem(found: type) -> str | None:
+def _model_problem(found: type) -> str | None:
     model: object = getattr(found, "Settings", None)
-    if not (isinstance(model, type) and issubclass(model, PluginSettings)):
-        return f"does not fit: {found.__name__}.Settings is no model that extends PluginSettings"
-    for name in ("deliver", "open", "check", "close"):
-        method = getattr(found, name, None)
-        if inspect.iscoroutinefunction(method):
-            return f"does not fit: {found.__name__}.{name} is asynchronous: it is called in a thread, and must not be"
-        if not callable(method) and (name == "deliver" or method is not None):
-            return f"does not fit: {found.__name__} has no method {name}"
-    if not _takes(getattr(found, "deliver"), 3):  # noqa: B009 - the class is known by its attributes alone
-        return f"does not fit: {found.__name__}.deliver should take events and a deadline"
-    if not _takes(found, 2):
-        return f"does not fit: {found.__name__} should be called with its settings and a context"
-    return None
-
-
-def _takes(function: Callable[..., object], count: int) -> bool:
-    """Return True if ``function`` can be called with ``count`` positional arguments."""
-    try:
-        inspect.signature(function).bind(*range(count))
-    except TypeError:
-        return False
-    except ValueError:  # a class without a signature, such as one of C
-        return True
-    return True
+    if isinstance(model, type) and issubclass(model, PluginSettings):
+        return None
+    return f"does not fit: {found.__name__}.Settings is no model that extends PluginSettings"

@@ -72,9 +72,7 @@ def test_the_rules_use_metrics_and_labels_that_exist() -> None:
         assert metrics <= labels.keys(), name
         said = {"database", "instance", "job", "le"}.union(*(labels[metric] for metric in metrics))
         used = {
-            label.strip()
-            for each in re.findall(r"(?:by|on) \(([^)]*)\)", rule["expr"])
-            for label in each.split(",")
+            label.strip() for each in re.findall(r"(?:by|on) \(([^)]*)\)", rule["expr"]) for label in each.split(",")
         }
         used |= set(re.findall(r"\$labels\.(\w+)", "".join(rule["annotations"].values())))
         assert used <= said, name

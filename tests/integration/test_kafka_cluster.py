@@ -1,7 +1,6 @@
 """The Kafka sink on three brokers: failing leaders, missing replicas, lost answers."""
 
 import sys
-import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
@@ -79,39 +78,6 @@ def test_another_leader_replaces_a_killed_one(
     finally:
         leader.start()
     report("killed leader", duplicates(cluster.read_all(topic), events))
-
-
-def test_a_frozen_leader_is_replaced_or_waited_for(
-    cluster: KafkaCluster, topic: str, sink_to: Any, report: Callable[[str, int], None]
-) -> None:
-    cluster.create_topic(topic)
-    sink = sink_to(cluster.bootstrap, topic)
-    events = some_events(EVENTS, keys=KEYS)
-    leader = cluster.leader(topic)
-    with relaying(sink, events):
-        sink.has(Delivered, 2_000)
-        with leader.frozen():
-            time.sleep(3.0)
-    report("frozen leader", duplicates(cluster.read_all(topic), events))
-
-
-def test_missing_replicas_are_waited_for(
-    cluster: KafkaCluster, topic: str, sink_to: Any, report: Callable[[str, int], None]
-) -> None:
-    cluster.create_topic(topic)
-    sink = sink_to(cluster.bootstrap, topic)
-    events = some_events(EVENTS, keys=KEYS)
-    follower = next(node for node in cluster.nodes if node is not cluster.leader(topic))
-    with relaying(sink, events):
-        sink.has(Delivered, 2_000)
-        # All three replicas are required now, and one is missing: brokers answer NOT_ENOUGH_REPLICAS.
-        cluster.administration.set_topic(topic, {"min.insync.replicas": "3"})
-        follower.kill()
-        try:
-            sink.has(Unavailable)
-        finally:
-            follower.start()
-    report("too few copies", duplicates(cluster.read_all(topic), events))
 
 
 def test_requests_with_lost_answers_are_repeated_in_order(

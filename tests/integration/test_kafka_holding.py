@@ -9,18 +9,13 @@ from typing import Any
 
 import pytest
 
-from outbox_relay import outbox
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Refused, Unavailable, Verdict
 from outbox_relay.formats.topics import TopicTemplate
-from outbox_relay.sinks.contract.handing import an_event, hand_over, some_events
+from outbox_relay.sinks.contract.handing import some_events
 from outbox_relay.sinks.kafka import KafkaSink
-from tests.support.database import Database, query
-from tests.support.deliveries import has
 from tests.support.kafka import KafkaBroker
 from tests.support.kafka.delivering import finish, submit
-from tests.support.relay_harness import running, spec
-from tests.support.wait import until
 
 LIMIT = 20_000
 STALL_SECONDS = 5.0
@@ -105,73 +100,3 @@ def hand_over_all_of(sink: KafkaSink, events: Sequence[StoredEvent]) -> list[Ver
     first, second = finish(sink, submit(sink, events[:half]), submit(sink, events[half:]))
     assert all(verdict.behind for verdict in (*first, *second) if isinstance(verdict, Unavailable))
     return [*first, *second]
-
-
-def test_an_event_that_another_topic_had_accepted_is_delivered(real_kafka: KafkaBroker, topic: str) -> None:
-    """A record may be refused after a later one of its key was acknowledged on another topic."""
-    for kind in ("small", "other"):
-        real_kafka.create_topic(f"{topic}.{kind}", config={"max.message.bytes": str(LIMIT)})
-    producer: dict[str, str | int] = {"bootstrap.servers": real_kafka.bootstrap, "compression.type": "lz4"}
-    sink = KafkaSink("events", TopicTemplate.parse(f"{topic}.{{type}}"), producer, STALL_SECONDS, hold_keys=True)
-    sink.open()
-    try:
-        events = [an_event("k")._replace(type=kind) for kind in ("small", "small", "other", "small")]
-        events[1] = large(events[1])
-        verdicts = hand_over(sink, events)
-    finally:
-        sink.close()
-    arrived = {
-        str(record.headers["id"], "ascii")
-        for kind in ("small", "other")
-        for record in real_kafka.read_all(f"{topic}.{kind}")
-        if record.headers["id"]
-    }
-    assert isinstance(verdicts[1], Refused)
-    assert isinstance(verdicts[3], Unavailable)
-    assert arrived == {event.uid for event, v in zip(events, verdicts, strict=True) if v is DELIVERED}
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("hold", [True, False], ids=["hold", "skip"])
-def test_a_dead_letter_holds_its_key_or_releases_it(
-    database: Database, real_kafka: KafkaBroker, topic: str, hold: bool
-) -> None:
-    real_kafka.create_topic(topic, config={"max.message.bytes": str(LIMIT)})
-    producer = {"bootstrap.servers": real_kafka.bootstrap}
-    sink = KafkaSink("s", TopicTemplate.parse(topic), producer, STALL_SECONDS, hold_keys=hold)
-
-    def numbers(key: bytes) -> list[int]:
-        """Return the first deliveries of `key`."""
-        records = real_kafka.read_all(topic)
-        return list(dict.fromkeys(int(record.value or b"") for record in records if record.key == key))
-
-    def arrived(key: bytes, wanted: list[int]) -> None:
-        until(lambda: len(numbers(key)) >= len(wanted), seconds=20, what=f"{len(wanted)} events arrive")
-        assert numbers(key) == wanted
-
-    with database.connect() as connection:
-        outbox.emit_many(
-            connection,
-            [
-                outbox.Event("t", n if (key, n) != ("a", 3) else "3" * 2 * LIMIT, key=key)
-                for n in range(10)
-                for key in ("a", "b")
-            ],
-        )
-    with running(database.dsn, (spec("s", hold=hold), sink)):
-        arrived(b"b", list(range(10)))
-        [(letter,)] = has(database, "select id from outbox.delivery where state = 'dead'")
-        if hold:
-            has(database, "select 1 from outbox.delivery where state = 'held' having count(*) = 6")
-            assert numbers(b"a") == [0, 1, 2]
-            with database.connect() as connection:
-                outbox.emit_many(connection, [outbox.Event("t", 10, key="a"), outbox.Event("t", 10, key="b")])
-            arrived(b"b", list(range(11)))
-            assert numbers(b"a") == [0, 1, 2]
-            query(database, "delete from outbox.delivery where id = %s returning 1", letter)
-            arrived(b"a", [0, 1, 2, 4, 5, 6, 7, 8, 9, 10])
-        else:
-            arrived(b"a", [0, 1, 2, 4, 5, 6, 7, 8, 9])
-        assert query(database, "select circuit from outbox.sink") == [("closed",)], (
-            "a held key is not a fault of the destination"
-        )

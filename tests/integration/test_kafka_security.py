@@ -11,7 +11,6 @@ import psycopg
 import pytest
 
 from outbox_relay import outbox
-from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.outcomes import DELIVERED, Unavailable
 from outbox_relay.fields import Secret
 from outbox_relay.sinks.contract.handing import hand_over_all, some_events
@@ -86,11 +85,6 @@ def test_scram_over_tls_with_the_password_in_a_file(
     delivers(sink, secured, open_topic)
 
 
-def test_plain_over_tls(secured: SecuredBroker, open_topic: str, sink_of: Any) -> None:
-    sink = sink_of(open_topic, secured.scram("plain-secret", "PLAIN", "plain"))
-    delivers(sink, secured, open_topic)
-
-
 def test_a_client_certificate(secured: SecuredBroker, open_topic: str, sink_of: Any) -> None:
     sink = sink_of(open_topic, secured.mtls(secured.certificates.client))
     delivers(sink, secured, open_topic)
@@ -104,7 +98,7 @@ def test_a_bearer_token(secured: SecuredBroker, open_topic: str, sink_of: Any) -
 def test_a_wrong_password_is_reported_and_a_new_one_in_the_file_is_used_without_a_restart(
     secured: SecuredBroker, open_topic: str, sink_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outbox_relay.sinks.kafka.sink.CHECK_SECONDS", 1.0)
+    monkeypatch.setattr("outbox_relay.sinks.kafka.delivery.CHECK_SECONDS", 1.0)
     path = tmp_path / "password"
     path.write_text("hunter2-and-more")
     sink = sink_of(open_topic, secured.scram(), secrets={"sasl.password": partial(Secret(file=path).read, str)})
@@ -113,28 +107,6 @@ def test_a_wrong_password_is_reported_and_a_new_one_in_the_file_is_used_without_
         assert "hunter2" not in reason
     path.write_text(PASSWORD)
     assert sink.check() is None
-    delivers(sink, secured, open_topic)
-
-
-def test_a_password_that_becomes_valid_is_used(secured: SecuredBroker, open_topic: str, sink_of: Any) -> None:
-    """The brokers change the password to the one of the relay, which needs no action."""
-    sink = sink_of(open_topic, secured.scram("not-yet", user="newcomer"))
-    assert "Authentication failed" in refused(sink)
-    admin = secured.administration
-    admin.set_password("newcomer", "not-yet")
-    admin.allow("newcomer", "WRITE", topic="open.")
-    delivers(sink, secured, open_topic)
-
-
-def test_an_expired_certificate_of_the_brokers_is_reported_and_a_new_one_is_accepted(
-    secured: SecuredBroker, open_topic: str, sink_of: Any
-) -> None:
-    secured.show("SCRAM", secured.certificates.expired)
-    try:
-        sink = sink_of(open_topic, secured.scram(PASSWORD))
-        assert "certificate has expired" in refused(sink)
-    finally:
-        secured.show("SCRAM", secured.certificates.server)
     delivers(sink, secured, open_topic)
 
 
@@ -147,16 +119,6 @@ def test_an_expired_client_certificate_is_reported_and_a_new_one_is_used(
     assert "certificate" in (refused(sink)).lower()
     path.write_bytes(secured.certificates.client.read_bytes())
     delivers(sink, secured, open_topic)
-
-
-def test_a_certificate_of_an_unknown_authority_is_reported(
-    secured: SecuredBroker, open_topic: str, sink_of: Any
-) -> None:
-    settings = secured.scram(PASSWORD)
-    del settings["ssl.ca.location"]
-    sink = sink_of(open_topic, settings)
-    reason = refused(sink)
-    assert "unable to get local issuer certificate" in reason or "self-signed certificate" in reason
 
 
 def test_a_denied_topic_is_reported_and_used_once_it_is_allowed(
@@ -188,30 +150,6 @@ def test_a_right_revoked_meanwhile_loses_nothing(secured: SecuredBroker, topic: 
     hand_over_all(sink, events[20:])
     found = [record.headers["id"] for record in arrived(secured, name)]
     assert {event.uid.encode() for event in events} <= set(found)
-
-
-def test_a_file_that_is_missing_is_named_at_the_start(tmp_path: Path, sink_of: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r'sinks.events.producer."sasl.password": .*gone: No such file'):
-        sink_of(
-            "t",
-            {"bootstrap.servers": "127.0.0.1:1"},
-            secrets={"sasl.password": partial(Secret(file=tmp_path / "gone").read, str)},
-        )
-
-
-@pytest.mark.parametrize(
-    ("content", "said"), [(b"", "is empty"), (b"\xff\xfe", "is not text"), (b"x" * 70_000, "larger")]
-)
-def test_a_file_without_a_secret_is_named_without_its_contents(
-    tmp_path: Path, sink_of: Any, content: bytes, said: str
-) -> None:
-    path = tmp_path / "password"
-    path.write_bytes(content)
-    with pytest.raises(ConfigurationError, match=said) as refusal:
-        sink_of(
-            "t", {"bootstrap.servers": "127.0.0.1:1"}, secrets={"sasl.password": partial(Secret(file=path).read, str)}
-        )
-    assert "xxx" not in str(refusal.value)
 
 
 # -- in a relay's process ------------------------------------------------------------------------------------------
@@ -291,30 +229,11 @@ def denied_topic(secured: SecuredBroker, topic: str, directory: Path) -> Case:
     return Case(name, secured.scram(), {"sasl.password": path}, f"topic {name}: TOPIC_AUTHORIZATION_FAILED", mend)
 
 
-def expired_certificate(secured: SecuredBroker, topic: str, directory: Path) -> Case:
-    """Return a case where the certificate of the brokers has expired."""
-    path = directory / "password"
-    path.write_text(PASSWORD)
-    secured.show("SCRAM", secured.certificates.expired)
-    mend = lambda: secured.show("SCRAM", secured.certificates.server)  # noqa: E731
-    return Case(f"open.{topic}", secured.scram(), {"sasl.password": path}, "certificate has expired", mend)
-
-
-def expired_client(secured: SecuredBroker, topic: str, directory: Path) -> Case:
-    """Return a case where the client certificate of the relay has expired."""
-    path = directory / "client.pem"
-    path.write_bytes(secured.certificates.expired_client.read_bytes())
-    mend = lambda: path.write_bytes(secured.certificates.client.read_bytes())  # noqa: E731
-    return Case(f"open.{topic}", secured.mtls(path), {}, "certificate", mend)
-
-
 @pytest.mark.parametrize(
     "make",
     [
         wrong_password,
         pytest.param(denied_topic, marks=pytest.mark.thorough),
-        pytest.param(expired_certificate, marks=pytest.mark.thorough),
-        pytest.param(expired_client, marks=pytest.mark.thorough),
     ],
 )
 def test_status_has_the_reason_and_after_the_repair_all_events_arrive_without_a_restart(
@@ -341,32 +260,6 @@ def test_status_has_the_reason_and_after_the_repair_all_events_arrive_without_a_
                 assert secret not in relay.log.read_text() + json.dumps(found)
     finally:
         secured.show("SCRAM", secured.certificates.server)
-
-
-@pytest.mark.thorough
-def test_events_of_a_denied_topic_wait_as_rows_that_status_shows(
-    secured: SecuredBroker, database: Database, topic: str, tmp_path: Path
-) -> None:
-    password = tmp_path / "password"
-    password.write_text(PASSWORD)
-    admin = secured.administration
-    admin.allow("relay", "WRITE", topic=f"{topic}.open")
-    for name in ("open", "closed"):
-        admin.create_topic(f"{topic}.{name}", 2)
-    case = Case(f"{topic}.{{type}}", secured.scram(), {"sasl.password": password}, "", str)
-    with relay_of(database, case, tmp_path) as relay:
-        emit(database, range(EVENTS), "open")
-        emit(database, range(EVENTS, 2 * EVENTS), "closed")
-        until(lambda: numbers(secured, f"{topic}.open") == in_order(EVENTS), seconds=30, what="the others flow")
-        until(lambda: status(relay)["waiting"] + status(relay)["held"] == EVENTS, seconds=30, what="rows wait")
-        found = status(relay)
-        assert f"topic {topic}.closed: TOPIC_AUTHORIZATION_FAILED" in found["last_error"]
-        assert (found["circuit"], found["dead"]) == ("closed", 0)
-        admin.allow("relay", "WRITE", topic=f"{topic}.closed")
-        until(lambda: status(relay)["backlog"] == 0, seconds=60, what="nothing is left")
-        assert relay.stop() == 0
-    expected = {key: [n + EVENTS for n in of_key] for key, of_key in in_order(EVENTS).items()}
-    assert numbers(secured, f"{topic}.closed") == expected
 
 
 def test_files_are_read_again_at_sighup_and_a_bad_one_changes_nothing(

@@ -11,16 +11,14 @@ import pytest
 
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.event import StoredEvent
-from outbox_relay.domain.outcomes import DELIVERED, Delivered, Refused, Unavailable, Verdict
-from outbox_relay.domain.times import lease_clock
+from outbox_relay.domain.outcomes import DELIVERED, Delivered, Refused, Unavailable
 from outbox_relay.formats.topics import TopicTemplate
 from outbox_relay.sinks.contract.handing import an_event, hand_over, hand_over_all, some_events
 from outbox_relay.sinks.kafka import KafkaSink
 from outbox_relay.sinks.kafka.settings import DEFAULTS
-from tests.support.kafka import Administration, KafkaBroker, Record
+from tests.support.kafka import KafkaBroker, Record
 from tests.support.kafka.delivering import deliver, opening, relaying
 from tests.support.kafka.recording_sink import RecordingKafkaSink
-from tests.support.wait import until
 
 STALL_SECONDS = 2.0
 SMALL_LIMIT = 20_000
@@ -95,16 +93,6 @@ def test_the_topic_is_rendered_from_type_key_and_headers(kafka: KafkaBroker, sin
     assert deliver(sink, events) == [DELIVERED] * 2
     for event, place in zip(events, ("a.eu", "b.us"), strict=True):
         assert uids(kafka.consume(f"made.order.created.{place}", count=1)) == [event.uid]
-
-
-def test_an_event_without_a_topic_or_with_broken_headers_is_refused_alone(kafka: KafkaBroker, sink_on: Any) -> None:
-    kafka.create_topic("refusing.a")
-    sink = sink_on(kafka, "refusing.{key}")
-    events = [an_event("a"), an_event(None), an_event("a/b"), an_event("a", headers="[1]"), an_event("a")]
-    verdicts = deliver(sink, events)
-    assert [type(verdict) for verdict in verdicts] == [Delivered, Refused, Refused, Refused, Delivered]
-    assert "a/b" not in str(verdicts)
-    assert uids(kafka.read_all("refusing.a")) == [events[0].uid, events[4].uid]
 
 
 def test_keys_are_placed_as_java_clients_place_them(kafka: KafkaBroker, topic: str, sink_on: Any) -> None:
@@ -191,30 +179,6 @@ def test_the_last_records_do_not_linger_unless_the_user_says_so(
     assert isinstance(verdict, Unavailable if of_user else Delivered)
 
 
-def test_events_not_handed_over_in_time_are_unavailable_and_never_arrive(
-    kafka: KafkaBroker, topic: str, sink_on: Any
-) -> None:
-    kafka.create_topic(topic)
-    sink = sink_on(kafka, topic, {"queue.buffering.max.messages": 20, "linger.ms": 50})
-    [first] = taken = some_events(1)
-    deliver(sink, [first])
-    delivered: list[Verdict] = []
-    seconds = 0.1
-    while not delivered:  # a busy machine may need longer for the first of them
-        seconds *= 2
-        events = [an_event(None, b"%d" % number) for number in range(round(seconds * 20_000))]
-        until = lease_clock() + seconds
-        verdicts = deliver(sink, events, until)
-        assert lease_clock() < until + STALL_SECONDS
-        delivered = [verdict for verdict in verdicts if isinstance(verdict, Delivered)]
-        assert len(delivered) < len(verdicts)
-        assert list(verdicts[: len(delivered)]) == delivered
-        taken += events[: len(delivered)]
-    after = some_events(1)
-    assert deliver(sink, after) == [DELIVERED]
-    assert set(uids(kafka.read_all(topic))) == {event.uid for event in [*taken, *after]}
-
-
 # -- limits ------------------------------------------------------------------------------------------------------
 
 
@@ -259,32 +223,6 @@ def test_a_record_that_never_fits_into_the_clients_queue_is_refused(
     assert [type(verdict) for verdict in hand_over(sink, events)] == [Delivered, Refused, Delivered]
 
 
-def test_a_lowered_limit_refuses_no_record_that_still_fits(real_kafka: KafkaBroker, topic: str, sink_on: Any) -> None:
-    real_kafka.create_topic(topic, partitions=1)
-    sink = sink_on(real_kafka, topic)
-    events = [event._replace(payload=b"%0200d" % event.id) for event in some_events(350)]
-    assert hand_over(sink, events[:50], batch=50) == [DELIVERED] * 50
-    Administration(real_kafka.bootstrap).set_topic(topic, {"max.message.bytes": "5000"})
-    assert hand_over(sink, events[50:], batch=150) == [DELIVERED] * 300
-    assert_all_arrived_in_order(real_kafka.read_all(topic), events)
-
-
-def test_a_raised_limit_takes_effect(
-    real_kafka: KafkaBroker, topic: str, sink_on: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("outbox_relay.sinks.kafka.topics.MAX_AGE_SECONDS", 0.0)
-    real_kafka.create_topic(topic, config={"max.message.bytes": str(SMALL_LIMIT)})
-    sink = sink_on(real_kafka, topic)
-    large = an_event(payload=b"x" * (2 * SMALL_LIMIT))
-    assert isinstance((deliver(sink, [large]))[0], Refused)
-    Administration(real_kafka.bootstrap).set_topic(topic, {"max.message.bytes": str(3 * SMALL_LIMIT)})
-
-    def is_delivered() -> bool:
-        return deliver(sink, [large]) == [DELIVERED]
-
-    until(is_delivered, seconds=30, what="the broker applies the limit, and the sink sees it")
-
-
 def test_a_record_that_fails_its_request_is_refused_alone_and_its_mates_keep_their_order(
     real_kafka: KafkaBroker, topic: str, sink_on: Any, report: Callable[[str], None]
 ) -> None:
@@ -315,43 +253,13 @@ def test_a_topic_that_the_broker_creates_is_waited_for(kafka: KafkaBroker, topic
     assert_all_arrived_in_order(kafka.read_all(topic), events)
 
 
-@pytest.mark.slow
-def test_an_unknown_topic_is_named_and_nothing_is_lost(topic: str, sink_on: Any) -> None:
-    with KafkaBroker({"auto.create.topics.enable": "false"}) as broker:
-        _only_real(broker)
-        sink = sink_on(broker, topic)
-        events = some_events(300)
-        verdicts = hand_over(sink, events, batch=100)
-        assert {type(verdict) for verdict in verdicts} == {Unavailable}
-        assert all(topic in reason and "UNKNOWN_TOPIC_OR_PART" in reason for reason in sink.reasons)
-        assert topic in (sink.check() or "")
-        broker.create_topic(topic)
-        assert sink.check() is None
-        hand_over_all(sink, events)
-        assert_all_arrived_in_order(broker.read_all(topic), events)
-
-        Administration(broker.bootstrap).delete_topic(topic)
-        until(sink.check, seconds=10, what="the topic is gone")
-        sink.reasons.clear()
-        more = some_events(50)
-        verdicts = hand_over(sink, more)
-        assert {type(verdict) for verdict in verdicts} == {Unavailable}
-        assert all(topic in reason for reason in sink.reasons), sink.reasons
-        sink.reasons.clear()
-        assert {type(verdict) for verdict in hand_over(sink, more)} == {Unavailable}
-        assert all(topic in reason and "UNKNOWN_TOPIC_OR_PART" in reason for reason in sink.reasons)
-        broker.create_topic(topic)
-        hand_over_all(sink, more)
-        assert_all_arrived_in_order(broker.read_all(topic), more)
-
-
 # -- reasons shown ----------------------------------------------------------------------------------------------
 
 
 def test_a_cluster_that_does_not_answer_fails_the_check_without_a_secret(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("outbox_relay.sinks.kafka.sink.CHECK_SECONDS", 1.0)
+    monkeypatch.setattr("outbox_relay.sinks.kafka.delivery.CHECK_SECONDS", 1.0)
     producer = {
         "bootstrap.servers": "127.0.0.1:1",
         "security.protocol": "SASL_PLAINTEXT",
@@ -375,8 +283,3 @@ def test_settings_that_librdkafka_does_not_accept_are_named() -> None:
     sink = KafkaSink("events", TopicTemplate.parse("t"), producer, STALL_SECONDS)
     with pytest.raises(ConfigurationError, match=r"sinks.events.producer.*lingre.ms"):
         sink.open()
-
-
-def _only_real(broker: KafkaBroker) -> None:
-    if not broker.real:
-        pytest.skip("needs Apache Kafka, and this is the substitute")

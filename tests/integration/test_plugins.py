@@ -178,28 +178,6 @@ def reloads(relay: RelayService) -> list[dict[str, Any]]:
     return [line for line in relay.lines() if line.get("event") == "config.reloaded"]
 
 
-def test_a_relay_does_not_start_with_a_plugin_that_cannot_be_made(
-    database: Database, receiver: Receiver, tmp_path: Path
-) -> None:
-    code = f"class Odd(Good):\n    def __init__(self, settings, context): raise ValueError('bad {CANARY}')"
-    relay = relay_of(database, receiver, tmp_path, code=code)
-    relay.start(wait=False)
-    assert relay.ended(SECONDS) == 2
-    [line] = [line for line in relay.lines() if line["event"] == "relay.failed"]
-    assert 'sinks.odd: the plug-in "odd" of plugin-odd 1.0 cannot be made: ValueError at ' in line["reason"]
-    assert CANARY not in relay.log.read_text()
-
-
-@pytest.mark.slow  # starts a relay process
-def test_check_online_asks_the_plugin(database: Database, receiver: Receiver, tmp_path: Path) -> None:
-    code = "class Odd(Good):\n    def check(self): return 'no way to ' + self.settings.token.get_secret_value()"
-    relay = relay_of(database, receiver, tmp_path, code=code)
-    ended = outbox_relay("check", "--online", "-c", relay.config, PYTHONPATH=str(tmp_path))
-    assert ended.code == 2
-    assert "sinks.odd: no way to …" in ended.err.splitlines()
-    assert CANARY not in ended.err
-
-
 @pytest.mark.slow
 def test_a_replay_delivers_by_a_client_of_the_plugin_of_its_own(
     database: Database, receiver: Receiver, tmp_path: Path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import signal
 from pathlib import Path
@@ -14,8 +13,6 @@ from tests.support.command import outbox_relay
 from tests.support.database import Database, query
 from tests.support.emitting import emit_payload
 from tests.support.metrics import scrape, value_of
-from tests.support.receiver import Receiver
-from tests.support.receiver.signatures import SECRET
 from tests.support.service import RelayService
 from tests.support.wait import until
 
@@ -39,14 +36,6 @@ probe_seconds = 0.2
 probe_max_seconds = 0.5
 [routes]
 "*" = ["work"]
-"""
-SINK = """
-[sinks.{name}]
-type = "webhook"
-url = "{url}"
-secrets = ["{secret}"]
-allow_http = true
-allow_networks = ["127.0.0.0/8"]
 """
 ROWS = "select uid::text, state::text, attempts, last_error from outbox.delivery order by id"
 SECONDS = 60
@@ -144,28 +133,7 @@ def test_a_relay_whose_handler_hangs_goes_on_with_other_threads_and_exits_when_a
     assert {uid for (uid,) in rows} <= {*hanging}
 
 
-TENANTS = {'"fine"': "acme", '"brief"': None, '"retry"': "second", '"sure"': "later"}
 """The tenants of events by their payloads. The last one is scheduled."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("claim", ["log", "rows"])
-def test_a_handler_gets_the_tenant_of_its_event(database: Database, tmp_path: Path, claim: str) -> None:
-    """From the log and from rows, at a second attempt, and in a replay. Goes red when one of them does not ask."""
-    emit = """select outbox.emit('order.made', %s, tenant => %s,
-                                 deliver_at => case when %s = 'later' then now() + interval '0.5 seconds' end)"""
-    with relay_of(database, tmp_path, "asynchronous", more=f'claim = "{claim}"') as relay:
-        for payload, tenant in TENANTS.items():
-            query(database, emit, payload, tenant, tenant)
-        until(lambda: len(lines(tmp_path)) == 4, seconds=SECONDS, what="they arrive")
-        passed = "select events from outbox_internal.backlog('work', null, 1000, 5.0)"
-        until(lambda: query(database, passed) == [(0,)], seconds=SECONDS, what="they are settled")
-        replay = ("replay", "start", "--sink", "work", "--since", "1h", "--yes", "--dsn", database.dsn)
-        assert outbox_relay(*replay).code == 0
-        until(lambda: len(lines(tmp_path)) == 8, seconds=SECONDS, what="the replay delivers them")
-        assert relay.stop() == 0
-    found = [(base64.b64decode(line["payload"]).decode(), line["tenant"]) for line in lines(tmp_path)]
-    assert sorted(found[:4], key=str) == sorted(found[4:], key=str) == sorted(TENANTS.items(), key=str)
 
 
 def test_the_lease_of_an_extended_delivery_is_extended_and_it_is_made_once(database: Database, tmp_path: Path) -> None:
@@ -179,24 +147,6 @@ def test_the_lease_of_an_extended_delivery_is_extended_and_it_is_made_once(datab
         until(lambda: not query(database, ROWS), seconds=SECONDS, what="it is settled")
         assert received(tmp_path) == [uid]
         assert relay.stop() == 0
-
-
-def test_handlers_that_misbehave_hurt_only_their_own_sink(database: Database, tmp_path: Path) -> None:
-    """One blocks for minutes, and the others raise, while another sink gets the same events."""
-    with Receiver() as receiver:
-        other = SINK.format(name="crm", url=receiver.url, secret=SECRET)
-        relay = relay_of(database, tmp_path, "plain", timeout=300, more="max_in_flight = 6")
-        text = relay.config.read_text().replace("[routes]", f"{other}[routes]").replace('["work"]', '["work", "crm"]')
-        relay.config.write_text(text)
-        with relay:
-            bad = [emit_payload(database, json.dumps(what), what) for what in ("block", "exit", "base", "raise")]
-            until(lambda: len(calls(tmp_path)) >= len(bad), seconds=SECONDS, what="all handlers are called")
-            good = [emit_payload(database, '"fine"', f"k{n}") for n in range(50)]
-            until(lambda: {*bad, *good} <= set(receiver.uids), seconds=10, what="the other sink delivers all of them")
-            assert query(database, "select count(*) > 1 from outbox.delivery where sink = 'work'") == [(True,)]
-            assert query(database, "select count(*) from outbox.delivery where sink = 'crm'") == [(0,)]
-            relay.kill()
-        assert len(receiver.uids) == len(set(receiver.uids))
 
 
 def test_a_stop_lets_a_handler_end(database: Database, tmp_path: Path) -> None:
@@ -270,20 +220,6 @@ def test_an_effect_is_had_once_although_the_relay_is_killed_before_it_settles(
     assert effects_of(database) == [first, uid]
 
 
-@pytest.mark.slow
-def test_a_relay_has_no_more_connections_of_handlers_than_calls(database: Database, tmp_path: Path) -> None:
-    create_effects(database)
-    more = f'dsn = "{database.dsn}"\ntransaction = true\nmax_in_flight = 3'
-    opened = """select count(*) from pg_stat_activity
-                 where datname = current_database() and application_name = 'outbox-relay handler work'"""
-    with relay_of(database, tmp_path, "atransactional", more=more) as relay:
-        uids = [emit_payload(database, '"fine"', f"k{n}") for n in range(60)]
-        until(lambda: effects_of(database) == sorted(uids), seconds=SECONDS, what="all have their effect")
-        [(connections,)] = query(database, opened)
-        assert 1 <= connections <= 3
-        assert relay.stop() == 0
-
-
 # -- the configuration --------------------------------------------------------------------------------------------
 
 
@@ -306,31 +242,5 @@ def test_a_handler_that_cannot_be_called_is_named_by_the_check_by_status_and_by_
         relay.send(signal.SIGHUP)
         until(lambda: uid in received(tmp_path), seconds=SECONDS, what="the handler of the reload is called")
         until(lambda: relay.ready, seconds=SECONDS, what="the relay is ready")
-        relay.expects = {"reload"}
-        assert relay.stop() == 0
-
-
-def test_a_reload_whose_handler_cannot_be_imported_changes_nothing(database: Database, tmp_path: Path) -> None:
-    with relay_of(database, tmp_path, "plain") as relay:
-        good = relay.config.read_text()
-        relay.config.write_text(good.replace(":plain", ":missing"))
-        relay.send(signal.SIGHUP)
-
-        def refusals() -> list[Any]:
-            return [line["reason"] for line in relay.lines() if line["event"] == "config.reload_refused"]
-
-        until(refusals, seconds=SECONDS, what="the reload is refused")
-        sentence = "handler tests.support.handlers:missing: the module tests.support.handlers has no missing"
-        assert refusals() == [f"sinks.work: {sentence}"]
-        uid = emit_payload(database, '"fine"', "a")
-        until(lambda: received(tmp_path) == [uid], seconds=SECONDS, what="the handler of before is called")
-        assert fault_of(relay) is None
-        relay.config.write_text(good.replace(":plain", ":asynchronous"))
-        relay.send(signal.SIGHUP)
-        until(
-            lambda: any(line["event"] == "config.reloaded" for line in relay.lines()),
-            seconds=SECONDS,
-            what="the next reload is applied",
-        )
         relay.expects = {"reload"}
         assert relay.stop() == 0

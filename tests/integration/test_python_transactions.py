@@ -6,7 +6,6 @@ import pytest
 
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Unavailable
 from outbox_relay.sinks.contract.handing import an_event
-from outbox_relay.sinks.python import transactions
 from tests.support.database import Database, query
 from tests.support.python_sink import SECONDS, python_sink
 from tests.support.wait import until
@@ -34,8 +33,6 @@ def marks(database: Database) -> int:
     return query(database, "select count(*) from outbox.inbox")[0][0]
 
 
-END_CONNECTIONS = """select pg_terminate_backend(pid, 5000) from pg_stat_activity
-                      where datname = current_database() and application_name = 'outbox-relay handler test'"""
 FAULTS = {
     "commit": "ProgrammingError at ",
     "hidden failure": "a statement of the handler failed",
@@ -97,53 +94,3 @@ def test_a_limit_that_ends_before_the_handler_is_called_counts_no_attempt(effect
 
 
 # -- the connections ----------------------------------------------------------------------------------------------
-
-
-class Quiet:
-    """A poll that reports nothing, as before the news of a lost connection has arrived."""
-
-    def register(self, _descriptor: int, _events: int) -> None:
-        """Take a descriptor."""
-
-    def poll(self, _milliseconds: int) -> list[tuple[int, int]]:
-        """Report nothing."""
-        return []
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_kept_connection_that_was_lost_is_the_databases_fault(
-    effects: Database, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    with python_sink(kind, dsn=effects.dsn, max_in_flight=1) as running:
-        assert running.deliver("first") == DELIVERED
-        query(effects, END_CONNECTIONS)
-        assert running.deliver("it is seen") == DELIVERED
-        query(effects, END_CONNECTIONS)
-        monkeypatch.setattr(transactions.select, "poll", Quiet)
-        verdict = running.deliver("it is not")
-        assert isinstance(verdict, Unavailable)
-        assert verdict.reason.startswith("dsn: the handler's database cannot be used: ")
-        assert running.deliver("last") == DELIVERED
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_session_that_cannot_mark_an_event_is_not_kept(effects: Database, kind: str) -> None:
-    """It may be on a server that is read only by now, behind a proxy that keeps the connection."""
-    sessions = "select count(*) from pg_stat_activity where application_name = 'outbox-relay handler test'"
-    with python_sink(kind, dsn=effects.dsn, max_in_flight=1) as running:
-        assert running.deliver("first") == DELIVERED
-        assert query(effects, sessions) == [(1,)]
-        do(effects, "alter function outbox.once(text, uuid) rename to once_gone")
-        verdict = running.deliver("no inbox")
-        assert isinstance(verdict, Unavailable)
-        assert verdict.reason == running.sink.check() == f"dsn: {transactions.NO_INBOX}"
-        assert not running.sink._transactions._idle  # type: ignore[union-attr]
-        do(effects, "alter function outbox.once_gone(text, uuid) rename to once")
-        assert running.sink.check() is None
-        assert running.deliver("last") == DELIVERED
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_row_factory_of_a_handler_fails_neither_its_event_nor_the_next(effects: Database, kind: str) -> None:
-    with python_sink(kind, dsn=effects.dsn, max_in_flight=1) as running:
-        assert [running.deliver("row factory") for _ in range(3)] == [DELIVERED] * 3

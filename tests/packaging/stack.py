@@ -58,7 +58,7 @@ class Beside:
         own = {**environment, "PYTHONPATH": str(compose.ROOT), "PYTHONUNBUFFERED": "1"}
         program, *rest = arguments
         if program == "outbox-relay" and service.name == "relay":
-            own |= {"OUTBOX_RELAY_CONFIG": CONFIG, "OUTBOX_RELAY_SINKS__CRM__SECRETS_FILE": SECRET}
+            own |= {"OUTBOX_RELAY_CONFIG": CONFIG, "OUTBOX_RELAY_SINKS__CRM__SECRETS": json.dumps([{"file": SECRET}])}
         for mount in service.mounts:
             rest = [argument.replace(mount.target, str(mount.source)) for argument in rest]
             own = {name: value.replace(mount.target, str(mount.source)) for name, value in own.items()}

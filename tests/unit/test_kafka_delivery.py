@@ -14,9 +14,8 @@ from outbox_relay.domain.times import lease_clock
 from outbox_relay.sinks.calls import Call
 from outbox_relay.sinks.contract.handing import an_event, some_events, soon
 from outbox_relay.sinks.kafka import KafkaSink, RecordFormat
-from outbox_relay.sinks.kafka.delivery import Delivery
+from outbox_relay.sinks.kafka.delivery import LATE, Delivery
 from outbox_relay.sinks.kafka.producer import NewProducerGuard
-from outbox_relay.sinks.kafka.sink import LATE
 from tests.support.kafka import scripted
 from tests.support.kafka.delivering import deliver, finish, submit
 from tests.support.kafka.scripted import ScriptedClient, SteppedClock, fails, scripted_sink, silent
@@ -83,27 +82,6 @@ def test_a_failed_request_is_sent_again_record_by_record_before_anything_later(
     assert client.taken == [event.uid for event in events if event is not events[150]]
     assert [producer.alone for producer in client.producers] == [False, True, False]
     assert f"topic orders: {KafkaError(code).name()}" in refused.reason
-
-
-def test_records_that_failed_between_suspects_are_sent_between_them(client: ScriptedClient, sink: KafkaSink) -> None:
-    events = some_events(30, keys=1)
-    client.script = fails(KafkaError.INVALID_RECORD, events[5], events[20])
-    verdicts = deliver(sink, events)
-    assert [place for place, verdict in enumerate(verdicts) if verdict is not DELIVERED] == [5, 20]
-    assert client.taken == [event.uid for event in events if event not in (events[5], events[20])]
-
-
-def test_a_destination_that_fails_while_records_are_sent_alone_ends_the_calls(
-    client: ScriptedClient, sink: KafkaSink
-) -> None:
-    events = some_events(10, keys=2)
-    invalid = fails(KafkaError.INVALID_RECORD, *events[2:5], alone=False)
-    down = fails(KafkaError.TOPIC_AUTHORIZATION_FAILED, events[4])
-    client.script = lambda record, alone: invalid(record, alone) or (down(record, alone) if alone else None)
-    verdicts = deliver(sink, events)
-    assert [verdict is DELIVERED for verdict in verdicts] == [True] * 4 + [False] * 6
-    assert client.taken == [event.uid for event in events[:4]]
-    assert not any(isinstance(verdict, Refused) for verdict in verdicts)
 
 
 def test_no_event_of_a_key_is_sent_after_a_refused_one_that_holds_it(client: ScriptedClient) -> None:
@@ -227,7 +205,7 @@ def test_a_call_with_rows_lasts_longer_than_usual_and_tells_until_when(
     submit(sink, [event], attempt=1)
     assert sink.deadlines() == {}
     ahead = sink.timeout_seconds - 1
-    monkeypatch.setattr("outbox_relay.sinks.kafka.sink.lease_clock", lambda: lease_clock() + ahead)
+    monkeypatch.setattr("outbox_relay.sinks.kafka.delivery.lease_clock", lambda: lease_clock() + ahead)
     sink.completed(0)
     assert sink.deadlines()[event.id] > lease_clock() + ahead + sink.timeout_seconds
 

@@ -110,11 +110,3 @@ def test_structured_cloudevents_wrap_the_payload() -> None:
     assert wrapped["id"] == event.uid
     assert dict(headers)["content-type"] == "application/cloudevents+json; charset=utf-8"
     assert [name for name, _ in headers] == ["id", "type", "content-type", "a"]
-
-
-def test_a_tombstone_has_its_attributes_in_headers_in_structured_mode_too() -> None:
-    value, _, headers = RecordFormat(tombstones=True, cloudevents="structured", source=SOURCE).record(
-        an_event(payload=b"")
-    )
-    assert value is None
-    assert {"ce_id", "ce_type", "ce_source", "ce_specversion"} <= dict(headers).keys()

@@ -10,10 +10,9 @@ from confluent_kafka import KafkaError
 
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Refused, Unavailable
-from outbox_relay.service.kafka import kafka_sink
 from outbox_relay.settings import KafkaSettings, load
 from outbox_relay.sinks.contract.handing import an_event, soon
-from outbox_relay.sinks.kafka import KafkaSink
+from outbox_relay.sinks.kafka import KafkaSink, kafka_sink
 from outbox_relay.sinks.kafka.topics import TopicTroubles
 from tests.support.kafka import scripted
 from tests.support.kafka.delivering import deliver, finish, submit
@@ -64,17 +63,6 @@ def test_a_denied_topic_affects_only_its_own_events(client: ScriptedClient, sink
     assert parts(deliver(sink, [of_type("bad"), of_type("good")])) == ["topic bad", None]
 
 
-def test_a_denied_topic_and_a_refused_record(client: ScriptedClient, sink: KafkaSink) -> None:
-    events = [of_type("bad", "a"), of_type("good", "a"), of_type("good", "b"), of_type("bad", "c"), of_type("good")]
-    denied, invalid = fails(KafkaError.TOPIC_AUTHORIZATION_FAILED, events[0], events[3]), events[4]
-    invalid_record = fails(KafkaError.INVALID_RECORD, invalid)
-    client.script = lambda record, alone: denied(record, alone) or invalid_record(record, alone)
-    verdicts = deliver(sink, events)
-    assert isinstance(verdicts[4], Refused)
-    assert parts(verdicts[:4]) == ["topic bad", "topic bad", None, "topic bad"]
-    assert events[2].uid in client.taken
-
-
 def test_single_probes_at_growing_intervals_find_that_a_topic_is_back(
     clock: SteppedClock, client: ScriptedClient, sink: KafkaSink
 ) -> None:
@@ -107,14 +95,6 @@ def test_a_key_in_trouble_blocks_concurrent_calls_and_no_later_one(client: Scrip
     assert [parts(verdicts) for verdicts in finish(sink, *calls)] == [[None, "topic bad"], ["topic bad"]]
     assert client.taken == [ahead.uid]
     assert parts(deliver(sink, [good])) == [None]
-
-
-def test_acknowledged_events_after_one_of_a_denied_topic_are_unavailable(
-    client: ScriptedClient, sink: KafkaSink
-) -> None:
-    events = [of_type("bad", "a"), of_type("good", "a")]
-    client.script = fails(KafkaError.TOPIC_AUTHORIZATION_FAILED, events[0])
-    assert parts(deliver(sink, events)) == ["topic bad", "topic bad"]
 
 
 # -- probes -----------------------------------------------------------------------------------------------------------

@@ -54,8 +54,6 @@ REASONS = {
     "a task asks": "the handler asked for a retry: busy",
     "retry in an hour": "the handler asked for a retry: busy",
     "bare retry": "the handler asked for a retry",
-    "odd retry": "the handler asked for a retry: odd",
-    "late retry": "the handler asked for a retry",
     "a coroutine": "the handler returned an awaitable, which has not run: await it in an async function",
 }
 
@@ -250,16 +248,16 @@ def test_an_import_that_fails_oddly_is_repeated(monkeypatch: pytest.MonkeyPatch)
         assert running.redeliver(an_event(None, b"fine")) == DELIVERED
 
 
-def test_a_slow_import_delays_calls_and_no_other_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_import_makes_events_wait_and_delays_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     code = "import time\nfrom tests.support.odd_handlers import plain as send\ntime.sleep(0.5)\n"
     (tmp_path / "slow_shop_of_tests.py").write_text(code)
     monkeypatch.setattr(module, "IMPORT_SECONDS", 0.1)
     began = time.monotonic()
     with python_sink("slow_shop_of_tests:send") as running:
-        call = running.begin("fine")
-        assert not running.sink.completed(0.0)
+        reason = "handler slow_shop_of_tests:send is being imported"
+        assert running.deliver("fine") == Unavailable(reason)
         assert time.monotonic() - began < 0.4
-        assert running.sink.fault == "handler slow_shop_of_tests:send is being imported"
-        assert running.end(call) == [DELIVERED]
+        assert running.sink.fault == reason
+        assert running.redeliver(an_event(None, b"fine")) == DELIVERED
     sys.modules.pop("slow_shop_of_tests")

@@ -418,8 +418,13 @@ PUBLIC = (
 )
 """Ends of the names of settings that take any text and hide none of it."""
 VALUES: list[Any] = [
-    *(CANARY, f"postgresql://u:{CANARY}@h\n", f"https://u:{CANARY}@h:99999/{CANARY}#{CANARY}", f"whsec_{CANARY}"),
-    *([[CANARY]], [{"secret": CANARY, "until": CANARY}], {"x": {"y": [CANARY]}}, -1, True, {}),
+    *(
+        f"https://u:{CANARY}@h:99999/{CANARY}#{CANARY}",
+        f"whsec_{CANARY}",
+        [CANARY],
+        [{"secret": CANARY, "until": CANARY}],
+    ),
+    {"x": {"y": [CANARY]}},
 ]
 
 
@@ -444,7 +449,7 @@ JSON = st.recursive(
 NAMES = st.sampled_from(places()) | st.text(alphabet="_AXC.é ", max_size=8).map("OUTBOX_RELAY_SINKS__CRM__".__add__)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @given(st.dictionaries(NAMES, JSON.map(json.dumps) | st.text(max_size=9), max_size=5), st.text(max_size=9))
 def test_whatever_the_environment_holds_is_taken_or_refused(environ: dict[str, str], dsn: str) -> None:
     try:
@@ -453,7 +458,7 @@ def test_whatever_the_environment_holds_is_taken_or_refused(environ: dict[str, s
         assert all(str(refused).splitlines())  # noqa: PT017 - nearly everything is refused
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @given(st.text(alphabet="[]{}=\"'\n.# ax1,", max_size=40))
 def test_whatever_the_file_holds_is_taken_or_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "relay.toml"

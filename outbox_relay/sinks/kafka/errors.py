@@ -7,7 +7,7 @@ The codes are those of ``rd_kafka_resp_err_t``. Codes with an underscore come fr
 from __future__ import annotations
 
 from enum import Enum
-from typing import Protocol, cast
+from typing import cast
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -27,18 +27,6 @@ class ErrorKind(Enum):
     """A purge, by the sink or by librdkafka after a fatal error. Nothing is at fault."""
     FATAL = "fatal"
     """The producer can no longer keep its guarantees and is replaced."""
-
-
-class ClientError(Protocol):
-    """The part of ``KafkaError`` that is used here."""
-
-    def name(self) -> str:
-        """Return the name of the code, such as ``MSG_SIZE_TOO_LARGE``."""
-        ...
-
-    def fatal(self) -> bool:
-        """Return True if the producer that reported the error cannot be used any more."""
-        ...
 
 
 # INVALID_MSG is Kafka's CORRUPT_MESSAGE. A record damaged in transit is accepted when it is sent again alone. Brokers
@@ -118,11 +106,8 @@ ERROR_KINDS: dict[str, ErrorKind] = {
 }
 """The kind of every code, by its name in ``KafkaError``."""
 
-TOO_LARGE = frozenset(("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"))
-"""The codes of a record or request that exceeds a size limit."""
 
-
-def error_kind(error: ClientError) -> ErrorKind:
+def error_kind(error: KafkaError) -> ErrorKind:
     """Return the kind of ``error``: ``DESTINATION`` for an unknown code."""
     if error.fatal():
         return ErrorKind.FATAL

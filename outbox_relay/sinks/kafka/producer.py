@@ -98,7 +98,7 @@ class RecordProducer:
             each["nodeid"] for each in up if each.get("waitresp_msg_cnt", 0) + each.get("outbuf_msg_cnt", 0)
         )
         if up:
-            self._log.clear_trouble()
+            self._log.trouble = None
 
 
 TopicKey = tuple[str, str]

@@ -5,21 +5,17 @@ from __future__ import annotations
 import logging
 import math
 import re
-import socket
-import ssl
 import time
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from confluent_kafka import KafkaError, KafkaException, Producer, ThrottleEvent
 
 from outbox_relay.domain.errors import ConfigurationError
-from outbox_relay.domain.files import is_stream, system_authorities
+from outbox_relay.domain.files import system_authorities
 from outbox_relay.domain.redaction import may_hold_secret, without
-from outbox_relay.sinks.tls import trusting
 
 Scalar: TypeAlias = str | int | float | bool
 
@@ -90,13 +86,10 @@ MAX_KINDS = 200
 THROTTLED_SECONDS = 10.0
 """Time for which a sink counts as throttled after the brokers last said so."""
 THROTTLED = "throttled: the brokers delay requests, because a quota is reached (producer_byte_rate, request_percentage)"
-CONNECT_SECONDS = 1.0
-"""Timeout of the connection that finds out why a certificate is not accepted."""
 
 _NUMBERS = re.compile(r"\d+")
 _NOISE = ("enable.gapless.guarantee is experimental", "failed: Local: Purged in flight")
 _HANDLED = "unable to satisfy gap-less guarantee"
-_ADDRESS = re.compile(r"ssl://(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(\d+)/")
 
 TokenCallback: TypeAlias = Callable[[object], tuple[str, float]]
 """Returns a token and the time of its end, in seconds since 1970, as ``oauth_cb`` of confluent-kafka does."""
@@ -152,9 +145,9 @@ def _described(error: BaseException) -> str:
 class ClientSettings:
     """The settings of one sink's clients, from its table ``producer``.
 
-    ``secrets`` return values of settings and are called again for every client. With ``creates`` the sink creates
-    topics, so requests of its producers do not make a broker create one. Tokens of SASL OAUTHBEARER come from
-    ``tokens``, if that is given.
+    ``secrets`` return values of settings, and are called again for every client; they raise ValueError, with a reason.
+    With ``creates`` the sink creates topics, so requests of its producers do not make a broker create one. Tokens of
+    SASL OAUTHBEARER come from ``tokens``, if that is given.
     """
 
     def __init__(
@@ -168,13 +161,12 @@ class ClientSettings:
         self._tokens = tokens
         self._creation: Mapping[str, Scalar] = {"allow.auto.create.topics": False} if creates else {}
         self._user = {name: value for name, value in user.items() if name not in ALIASES}
-        self._files = dict(secrets or {})
-        self._file_values: dict[str, str] = {}
-        self._secrets = [
-            text
+        self._secrets = dict(secrets or {})
+        self._hidden = {
+            name: text
             for name, value in user.items()
             if may_hold_secret(name) and len(text := str(value)) >= _MIN_SECRET_CHARS
-        ]
+        }
 
     @property
     def batch_bytes(self) -> int:
@@ -193,12 +185,6 @@ class ClientSettings:
         return str(codec) != "none"
 
     @property
-    def authorities(self) -> str | None:
-        """Return the path of the certificate authorities, or None if it is not set."""
-        found = self._user.get("ssl.ca.location")
-        return None if found is None else str(found)
-
-    @property
     def max_record_bytes(self) -> int | None:
         """Return the user's limit for records in bytes, or None if it is not set."""
         found = self._user.get("message.max.bytes")
@@ -207,76 +193,36 @@ class ClientSettings:
     def producer(self, batch_bytes: int, extra: Mapping[str, Scalar]) -> dict[str, object]:
         """Return the settings of a producer with batches of at most ``batch_bytes``.
 
-        Raise ``ConfigurationError`` for a file that cannot be used, and if there is no token.
+        Raise ``ConfigurationError`` for a secret that cannot be read, and if there is no token.
         """
-        return {
-            **DEFAULTS,
-            **self._token_authorities(),
-            **self._creation,
-            **self._user,
-            **self._read_files(),
-            **self._token_callback(),
-            **GUARANTEES,
-            "batch.size": batch_bytes,
-            **extra,
-        }
+        return {**DEFAULTS, **self._creation, **self._of_user(), **GUARANTEES, "batch.size": batch_bytes, **extra}
 
     def admin(self, *, create_topics: bool) -> dict[str, object]:
         """Return the settings of an admin client, whose requests may create topics with ``create_topics``.
 
-        Raise ``ConfigurationError`` for a file that cannot be used.
+        Raise ``ConfigurationError`` as ``producer`` does.
         """
         own = {"enable.idempotence": False, "allow.auto.create.topics": create_topics}
-        return {
-            "socket.keepalive.enable": True,
-            **self._token_authorities(),
-            **self._user,
-            **self._read_files(),
-            **self._token_callback(),
-            **own,
-        }
+        return {"socket.keepalive.enable": True, **self._of_user(), **own}
 
-    def _token_authorities(self) -> dict[str, str]:
-        """Return the setting for the system's authorities, which a token endpoint's certificate is checked with.
-
-        The wheel's client looks for them where the machine that built it keeps them.
-        """
-        given = self._user.keys() | self._files.keys()
-        if "sasl.oauthbearer.token.endpoint.url" not in given or "https.ca.pem" in given:
-            return {}
-        file = system_authorities()
-        return {} if file is None else {"https.ca.location": file}
-
-    def _token_callback(self) -> dict[str, object]:
-        """Return the setting for tokens. Raise ``TokenUnavailable``, without secrets, if there is no token."""
+    def _of_user(self) -> dict[str, object]:
+        found: dict[str, object] = dict(self._user)
+        for name, read in self._secrets.items():
+            try:
+                found[name] = self._hidden[name] = read()
+            except ValueError as reason:
+                raise ConfigurationError(f'producer."{name}": {reason}') from None
+        if "sasl.oauthbearer.token.endpoint.url" in found and "https.ca.pem" not in found:
+            # The wheel's client looks for authorities where the machine that built it keeps them.
+            found.setdefault("https.ca.location", system_authorities() or "")
         try:
-            return {} if self._tokens is None else {"oauth_cb": self._tokens.callback()}
+            return found if self._tokens is None else {**found, "oauth_cb": self._tokens.callback()}
         except TokenUnavailable as reason:
             raise TokenUnavailable(self.redact(str(reason))) from None
 
-    def _read_files(self) -> dict[str, str]:
-        """Return the contents of the files, without the final line break."""
-        self._check_locations()
-        found: dict[str, str] = {}
-        for name, read in self._files.items():
-            try:
-                found[name] = read()
-            except ValueError as error:
-                raise ConfigurationError(f'producer."{name}": {error}') from None
-        self._file_values = found
-        return found
-
-    def _check_locations(self) -> None:
-        """Raise ``ConfigurationError`` for a file of librdkafka's that it would wait for."""
-        for name, value in self._user.items():
-            if not name.endswith(".location"):
-                continue
-            if is_stream(Path(str(value))):
-                raise ConfigurationError(f'producer."{name}": {value} is neither a regular file nor a directory')
-
     def redact(self, text: str) -> str:
         """Return ``text`` without the values of secret settings."""
-        for secret in (*self._secrets, *self._file_values.values()):
+        for secret in self._hidden.values():
             text = without(text, secret, "***", anywhere=True)
         return text
 
@@ -288,7 +234,7 @@ class ClientSettings:
 class ClientLog:
     """Passes librdkafka's log lines to the logger ``outbox_relay.kafka``, and keeps its last error.
 
-    Each line has the name of the ``sink``. Repeated lines are suppressed and counted.
+    Each line has the name of the ``sink``. Repeated lines are suppressed.
     """
 
     def __init__(self, settings: ClientSettings, sink: str = "") -> None:
@@ -296,10 +242,9 @@ class ClientLog:
         self._logger = logging.getLogger("outbox_relay.kafka")
         self._extra = {"sink": sink} if sink else {}
         self._lines: dict[str, float] = {}
-        self._troubles: dict[str, float] = {}
         self.last_error: str | None = None
         self.trouble: str | None = None
-        """Why no broker is reachable, or None. Rewordings replace it as rarely as log lines repeat."""
+        """Why no broker is reachable, or None. One that differs only in numbers does not replace it."""
         self.throttled_until = -math.inf
         """The ``time.monotonic()`` value until which a broker answers no request, because a quota is reached."""
 
@@ -320,8 +265,13 @@ class ClientLog:
             level = min(level, logging.WARNING)
         if any(noise in line for noise in _NOISE) or not self._logger.isEnabledFor(level):
             return
-        if _is_due(self._lines, line):
-            self._logger.log(level, "%s", line, extra=self._extra)
+        kind, now = _kind(line), time.monotonic()
+        if now < self._lines.get(kind, -math.inf) + EVERY_SECONDS:
+            return
+        if len(self._lines) >= MAX_KINDS:
+            self._lines.clear()
+        self._lines[kind] = now
+        self._logger.log(level, "%s", line, extra=self._extra)
 
     def failed(self, error: KafkaError) -> None:
         """Keep ``error``, which the client reports for a connection or another cause without a record."""
@@ -333,63 +283,22 @@ class ClientLog:
         """Keep ``error`` and show it as trouble. Producers call this until they reach a broker."""
         self.failed(error)
         # After a fatal error the sink replaces the producer.
-        if not error.fatal() and _is_due(self._troubles, self.last_error or ""):
+        if not error.fatal() and _kind(self.trouble or "") != _kind(self.last_error or ""):
             self.trouble = self.last_error
 
     def clear(self) -> None:
         """Clear the last error and the trouble, because records are acknowledged."""
-        self.last_error = None
-        self.clear_trouble()
-
-    def clear_trouble(self) -> None:
-        """Clear the trouble, because a broker is connected or no client is left that could find out."""
-        if self.trouble is not None:
-            self.trouble, self._troubles = None, {}
+        self.last_error = self.trouble = None
 
     def explain(self, reason: str) -> str:
-        """Return ``reason`` with the client's last error, unless that is included. Blocks for at most 2 s."""
+        """Return ``reason`` with the client's last error, unless that is included."""
         if self.last_error is None or self.last_error in reason:
             return reason
-        return f"{reason}; the client's last error: {self.with_certificate_fault(self.last_error)}"
-
-    def with_certificate_fault(self, error: str) -> str:
-        """Return an error of the client, preceded by the fault of a broker's certificate if it is about one.
-
-        The client does not say what it is. Blocks for at most 2 s more than the file of the authorities takes.
-        """
-        if "certificate verify failed" not in error or (address := _ADDRESS.search(error)) is None:
-            return error
-        try:
-            context = _context(self.settings.authorities)
-            host = address[1].strip("[]")
-            with socket.create_connection((host, int(address[2])), CONNECT_SECONDS) as connection:
-                context.wrap_socket(connection, server_hostname=host).close()
-        except ssl.SSLCertVerificationError as fault:
-            place = f"{address[1]}:{address[2]}"
-            return f"the certificate of {place} is not accepted: {fault.verify_message} ({error})"
-        except (OSError, ValueError, ConfigurationError):
-            pass
-        return error
+        return f"{reason}; the client's last error: {self.last_error}"
 
 
-def _is_due(written: dict[str, float], line: str) -> bool:
-    """Return True, and remember it, unless a line that differs only in numbers was written lately."""
-    kind, now = _NUMBERS.sub("#", line), time.monotonic()
-    if now < written.get(kind, -math.inf) + EVERY_SECONDS:
-        return False
-    if len(written) >= MAX_KINDS:
-        del written[next(iter(written))]
-    written.pop(kind, None)
-    written[kind] = now
-    return True
-
-
-def _context(authorities: str | None) -> ssl.SSLContext:
-    if authorities is None or authorities == "probe":
-        return trusting()
-    if Path(authorities).is_dir():
-        return trusting(directory=authorities)
-    return trusting(authorities)
+def _kind(line: str) -> str:
+    return _NUMBERS.sub("#", line)
 
 
 def is_property(name: str) -> bool:

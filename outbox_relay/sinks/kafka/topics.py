@@ -22,7 +22,7 @@ from outbox_relay.domain.outcomes import Unavailable
 from outbox_relay.domain.routing import matches
 from outbox_relay.formats.headers import own_headers
 from outbox_relay.formats.topics import INTERNAL_PREFIX, TopicTemplate
-from outbox_relay.sinks.kafka.cluster import NOT_YET, Cluster, ClusterUnavailable, config_values
+from outbox_relay.sinks.kafka.checks import NOT_YET, Cluster, ClusterUnavailable
 from outbox_relay.sinks.kafka.errors import error_of
 from outbox_relay.sinks.kafka.settings import ClientLog, ClientSettings
 
@@ -93,14 +93,8 @@ class TopicResolver:
         self._checked.add(topic)
 
 
-class _Topic(NamedTuple):
-    max_message_bytes: float
-    partitions: int
-    read_at: float
-
-
 class TopicMetadata:
-    """The known topics, and the largest batch that all of them take. Missing topics are created with ``creation``."""
+    """The known topics, and the size of batches that all of them take. Missing topics are created with ``creation``."""
 
     def __init__(self, settings: ClientSettings, log: ClientLog, creation: TopicCreation | None = None) -> None:
         self.batch_bytes = settings.batch_bytes
@@ -108,23 +102,17 @@ class TopicMetadata:
         self._settings = settings
         self._log = log
         self._creation = creation
-        self._known: dict[str, _Topic] = {}
-        self._most_bytes = settings.batch_bytes
+        self._known: dict[str, tuple[int, float]] = {}
+        """The number of partitions of each topic, and when it was read."""
         self._reads_configs = True
 
     def unknown(self, topics: Iterable[str]) -> list[str]:
         """Return those of ``topics`` that are not known."""
         return [topic for topic in topics if topic not in self._known]
 
-    def max_message_bytes(self, topic: str) -> float:
-        """Return the batch limit of ``topic``, infinite if it is not known."""
-        known = self._known.get(topic)
-        return math.inf if known is None else known.max_message_bytes
-
     def partitions(self, topic: str) -> float:
         """Return the number of partitions of ``topic``, infinite if it is not known."""
-        known = self._known.get(topic)
-        return math.inf if known is None else known.partitions
+        return self._known.get(topic, (math.inf,))[0]
 
     def load(self, topics: Sequence[str], seconds: float, *, patient: bool) -> Mapping[str, str]:
         """Request metadata of ``topics`` and return the reasons for those that accept no events.
@@ -133,59 +121,44 @@ class TopicMetadata:
         ``seconds``. Raise ``ClusterUnavailable`` if the cluster does not answer.
         """
         cluster = Cluster(self._settings, self._log, seconds, create_topics=self._creation is None)
-        partitions, refused = dict[str, int](), dict[str, str]()
-        missing = self._look_up(cluster, topics, partitions, refused)
+        refused: dict[str, str] = {}
+        missing = self._look_up(cluster, topics, refused)
         if missing and self._creation is not None:
             patient, missing = True, self._create(cluster, self._creation, missing, refused)
         wait_until = time.monotonic() + CREATION_SECONDS
         while missing and patient and time.monotonic() < wait_until:
             time.sleep(PAUSE_SECONDS)
-            missing = self._look_up(cluster, missing, partitions, refused)
-        limits = self._read_limits(cluster, list(partitions))
-        if len(self._known) + len(partitions) > MAX_TOPICS:
-            self._known.clear()
-        for topic, count in partitions.items():
-            self._known[topic] = _Topic(limits.get(topic, math.inf), count, time.monotonic())
-        # The broker counts the framing of a batch too, part of which librdkafka does not foresee.
-        lowest = min((known.max_message_bytes for known in self._known.values()), default=math.inf)
-        fitting = min(self._most_bytes, lowest - max(lowest / 20, 512) if lowest < math.inf else math.inf)
-        self.batch_bytes = max(int(fitting), MIN_BATCH_BYTES)
+            missing = self._look_up(cluster, missing, refused)
         return refused
 
     def refresh(self, topic: str, seconds: float) -> None:
         """Read the metadata of ``topic`` again if they are old. Keep them if there is no answer."""
-        known = self._known.get(topic)
-        if known is None or time.monotonic() - known.read_at < MAX_AGE_SECONDS:
-            return
-        self._known[topic] = known._replace(read_at=time.monotonic())
-        with contextlib.suppress(ClusterUnavailable):
-            self.load([topic], seconds, patient=False)
+        count, read_at = self._known.get(topic, (0, math.inf))
+        if time.monotonic() - read_at > MAX_AGE_SECONDS:
+            self._known[topic] = count, time.monotonic()
+            with contextlib.suppress(ClusterUnavailable):
+                self.load([topic], seconds, patient=False)
 
     def forget(self, topic: str) -> None:
         """Discard the metadata of ``topic``."""
         self._known.pop(topic, None)
 
-    def too_large(self, topic: str, batch_bytes: int) -> None:
-        """Read the limit of ``topic`` again, since a batch exceeded it. Where it cannot be read, halve the batches."""
-        known = self._known.pop(topic, None)
-        if known is not None and known.max_message_bytes == math.inf:
-            self._most_bytes = max(batch_bytes // 2, MIN_BATCH_BYTES)
-
     def clear(self) -> None:
         """Discard all metadata: much may change while a destination is down."""
         self._known.clear()
-        self._reads_configs = True
+        self.batch_bytes, self._reads_configs = self._settings.batch_bytes, True
 
-    def _look_up(
-        self, cluster: Cluster, topics: Sequence[str], partitions: dict[str, int], refused: dict[str, str]
-    ) -> list[str]:
-        """Add each of ``topics`` to ``partitions`` or ``refused``. Return those that are missing."""
+    def _look_up(self, cluster: Cluster, topics: Sequence[str], refused: dict[str, str]) -> list[str]:
+        """Add each of ``topics`` to the known or to the ``refused`` ones. Return those that are missing."""
         missing: list[str] = []
         for topic in topics:
             found = cluster.metadata(topic).topics[topic]
             if found.error is None:
-                partitions[topic] = len(found.partitions)
+                if len(self._known) >= MAX_TOPICS:
+                    self._known.clear()
+                self._known[topic] = len(found.partitions), time.monotonic()
                 refused.pop(topic, None)
+                self._fit_batches(cluster, topic)
                 continue
             refused[topic] = f"topic {topic}: {self._settings.describe(found.error)}"
             if found.error.name() in NOT_YET:
@@ -207,23 +180,21 @@ class TopicMetadata:
                 refused[topic] = f"topic {topic}: cannot be created: {reason}"
         return created
 
-    def _read_limits(self, cluster: Cluster, topics: Sequence[str]) -> dict[str, int]:
-        """Return the readable ``max.message.bytes`` of ``topics``."""
-        found: dict[str, int] = {}
-        if not self._reads_configs or not topics:
-            return found
-        seconds = min(CONFIG_SECONDS, cluster.seconds)
-        for topic, asked in cluster.configs(ResourceType.TOPIC, topics, seconds).items():
-            try:
-                found[topic] = int(config_values(asked, seconds)["max.message.bytes"])
-            except KafkaException as exception:
-                # A broker without this request never answers. It is not down, since it returned metadata.
-                self._reads_configs = error_of(exception).code() != KafkaError._TIMED_OUT
-            except (KeyError, ValueError, TimeoutError):
-                self._reads_configs = False
-            if not self._reads_configs:
-                break
-        return found
+    def _fit_batches(self, cluster: Cluster, topic: str) -> None:
+        """Lower the size of batches to the readable limit of ``topic``."""
+        if not self._reads_configs:
+            return
+        try:
+            config = cluster.config(ResourceType.TOPIC, topic, min(CONFIG_SECONDS, cluster.seconds))
+            limit = int(config["max.message.bytes"])
+        except KafkaException as exception:
+            # A broker without this request never answers. It is not down, since it returned metadata.
+            self._reads_configs = error_of(exception).code() != KafkaError._TIMED_OUT
+        except (KeyError, ValueError, TimeoutError):
+            self._reads_configs = False
+        else:
+            # The broker counts the framing of a batch too, part of which librdkafka does not foresee.
+            self.batch_bytes = max(min(self.batch_bytes, limit - max(limit // 20, 512)), MIN_BATCH_BYTES)
 
 
 @dataclass(slots=True)

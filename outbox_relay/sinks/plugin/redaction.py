@@ -1,4 +1,4 @@
-"""Texts of plug-ins without the values that they must not repeat."""
+"""Messages of a plug-in's model without the values of its settings."""
 
 from __future__ import annotations
 
@@ -6,22 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, cast
 
 from outbox_relay.domain import redaction
-from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import clip
-from outbox_relay.sinks.settings import SHOWN, PluginSettings
 
 HIDDEN = "…"
 SHORTEST = 4
 """Least number of characters of a value that is searched for in a text. Shorter ones are parts of any text."""
-
-
-def own_texts(settings: PluginSettings) -> list[str]:
-    """Return the texts in the plug-in's own settings, in full length, except those marked ``SHOWN``."""
-    own: list[str] = []
-    for name, field in type(settings).model_fields.items():
-        if name not in PluginSettings.model_fields and SHOWN not in field.metadata:
-            own += texts_in(getattr(settings, name))
-    return own
 
 
 def texts_in(value: Any) -> Iterator[str]:
@@ -47,17 +36,9 @@ def texts_in(value: Any) -> Iterator[str]:
             yield str(value)
 
 
-def without(text: str, hidden: Sequence[str], personal: Sequence[str] = ()) -> str:
-    """Return ``text`` as a line in which each text in ``hidden`` and ``personal`` is replaced, the longest first.
-
-    Those in ``personal``, such as a key, are replaced as whole words only.
-    """
-    for each in sorted({*hidden, *personal}, key=len, reverse=True):
+def without(text: str, hidden: Sequence[str]) -> str:
+    """Return ``text`` as a line in which each text in ``hidden`` is replaced, the longest first."""
+    for each in sorted(set(hidden), key=len, reverse=True):
         if len(each) >= SHORTEST:
-            text = redaction.without(text, each, HIDDEN, anywhere=each in hidden)
+            text = redaction.without(text, each, HIDDEN, anywhere=True)
     return clip(text)
-
-
-def of_event(event: StoredEvent) -> list[str]:
-    """Return what a text about ``event`` must not repeat: its key and its payload."""
-    return [event.key or "", event.payload.decode(errors="replace")]

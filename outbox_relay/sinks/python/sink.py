@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from json import loads
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import psycopg
@@ -18,11 +18,15 @@ import psycopg
 from outbox_relay.delivery import Delivery
 from outbox_relay.domain.outcomes import Attempt, Failed, Unavailable, Verdict, clip
 from outbox_relay.domain.times import lease_clock
-from outbox_relay.sinks.calls import Call
+from outbox_relay.postgres.dsn import find_authorities
 from outbox_relay.sinks.posting import EventLoopThread
 from outbox_relay.sinks.python.handler import TIMED_OUT, Handler, Unusable, check_result, described, load, verdict_of
 from outbox_relay.sinks.python.transactions import Transactions, reason_of
 from outbox_relay.sinks.threads import LATE, NEVER, Job, ThreadedSink
+
+if TYPE_CHECKING:
+    from outbox_relay.settings import PythonSettings
+    from outbox_relay.sinks import SinkContext
 
 CHECK_SECONDS = 60.0
 """Maximum wait of ``check`` for the import of the handler."""
@@ -52,27 +56,21 @@ class HandlerJob(Job):
 
 
 class _Import:
-    """The handler, once it is imported, or why it cannot be. ``wake`` is called when an import has ended."""
+    """The handler, once it is imported, or why it cannot be."""
 
-    def __init__(self, name: str, wake: Callable[[], None]) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
         self.handler: Handler | None = None
         self.problem: str | None = None
-        self.begun_at = -NEVER
+        self._begun_at = -NEVER
         self._ended = threading.Event()
         self._ended.set()
-        self._wake = wake
-
-    @property
-    def runs(self) -> bool:
-        """True while the handler is being imported."""
-        return not self._ended.is_set()
 
     def begin(self) -> None:
-        """Import the handler in a thread, unless that was done or is being done."""
-        if self.handler is None and not self.runs:
+        """Import the handler in a thread, unless that was done, is being done, or has just failed."""
+        if self.handler is None and self._ended.is_set() and lease_clock() >= self._begun_at + IMPORT_SECONDS:
             self._ended.clear()
-            self.begun_at = lease_clock()
+            self._begun_at = lease_clock()
             self.problem = self.problem or f"handler {self.name} is being imported"
             try:
                 threading.Thread(target=self._run, name=f"import {self.name}", daemon=True).start()
@@ -96,10 +94,9 @@ class _Import:
             self.problem = clip(f"handler {self.name} cannot be imported: {described(error)}")
         finally:
             self._ended.set()
-            self._wake()
 
 
-class PythonSink(ThreadedSink):
+class PythonSink(ThreadedSink[HandlerJob]):
     """A sink that calls a handler: an asynchronous one in the thread ``posting``, any other in threads of the sink.
 
     The handler is imported by ``open``. While it cannot be, every event is unavailable, and the import is repeated.
@@ -121,9 +118,8 @@ class PythonSink(ThreadedSink):
         super().__init__(name, max_in_flight, timeout_seconds, of_replay=replay is not None)
         self._posting = posting
         self._replay = replay
-        self._import = _Import(handler, self._completions.wake)
-        self._early: list[Job] = []
-        self._begun: deque[Job] = deque()
+        self._import = _Import(handler)
+        self._begun: deque[HandlerJob] = deque()
         self._transactions = Transactions(dsn, name, timeout_seconds) if dsn else None
 
     @property
@@ -145,7 +141,7 @@ class PythonSink(ThreadedSink):
     @property
     def _blocks(self) -> bool:
         """True if the event loop does not even cancel calls."""
-        return any(isinstance(job, HandlerJob) and job.task and not job.reached for job in list(self._hanging))
+        return any(job.task and not job.reached for job in list(self._hanging))
 
     def open(self) -> None:
         """Import the handler. If that takes long, it continues meanwhile."""
@@ -164,35 +160,19 @@ class PythonSink(ThreadedSink):
 
     # -- calls ----------------------------------------------------------------------------------------------------
 
-    def start(self, job: Job) -> None:
-        """Begin the call of the handler, or have it wait for the import."""
-        assert isinstance(job, HandlerJob)  # noqa: S101
+    def start(self, job: HandlerJob) -> None:
+        """Begin the call of the handler, or end it while the handler cannot be called."""
         job.handler = self._import.handler
         if job.handler is None:
-            self._early.append(job)
+            self._import.begin()
+            if self._waiting.pop(job.number, None):
+                self._end(job, self.reason_to_wait())
         elif job.handler.is_async and not self.hangs:
             self._begun.append(job)
             if len(self._begun) == 1:
                 self._posting.call_soon(self._begin_tasks)
         elif not job.handler.is_async:
             super().start(job)
-
-    def completed(self, seconds: float) -> Sequence[Call]:
-        """Return the calls that have ended. Those that wait for the import begin, or end, when that has ended."""
-        if self._early and not self._import.runs:
-            early, self._early = self._early, []
-            for job in early:
-                if self._import.handler is not None:
-                    self.start(job)
-                elif self._waiting.pop(job.number, None):
-                    self._end(job, self.reason_to_wait())
-            if self._import.handler is None and lease_clock() >= self._import.begun_at + IMPORT_SECONDS:
-                self._import.begin()
-        return super().completed(seconds)
-
-    def reason_to_wait(self) -> Verdict:
-        """Return the verdict of an event whose call did not begin."""
-        return Unavailable(self._import.problem) if self._import.problem else super().reason_to_wait()
 
     def _enter(self, job: HandlerJob, delivery: Delivery) -> Any:
         """Call the handler, unless it is too late: it may have waited for its database, or for the event loop."""
@@ -203,9 +183,8 @@ class PythonSink(ThreadedSink):
         job.entered = True
         return job.handler.call(delivery)
 
-    def run(self, job: Job) -> Sequence[Verdict] | None:
+    def run(self, job: HandlerJob) -> Sequence[Verdict] | None:
         """Call a plain handler, in a thread of the sink."""
-        assert isinstance(job, HandlerJob)  # noqa: S101
         try:
             delivery = self._delivery(job)
             enter = partial(self._enter, job, delivery)
@@ -221,7 +200,6 @@ class PythonSink(ThreadedSink):
         loop = asyncio.get_running_loop()
         while self._begun:
             job = self._begun.popleft()
-            assert isinstance(job, HandlerJob)  # noqa: S101
             job.task = loop.create_task(self._arun(job))
 
     async def _arun(self, job: HandlerJob) -> None:
@@ -253,18 +231,16 @@ class PythonSink(ThreadedSink):
 
     # -- time limits ----------------------------------------------------------------------------------------------
 
-    def cancel(self, job: Job, now: float) -> bool:
+    def cancel(self, job: HandlerJob, now: float) -> bool:
         """Cancel an asynchronous call. Return False if it was cancelled before, or cannot be."""
-        assert isinstance(job, HandlerJob)  # noqa: S101
         if job.task is None or job.number in self._waiting or job.cancelled_at != NEVER:
             return False
         job.cancelled_at, job.ends_at = now, now + GRACE_SECONDS
         self._posting.call_soon(partial(_cancel, job, job.task))
         return True
 
-    def timed_out(self, job: Job) -> Sequence[Verdict]:
+    def timed_out(self, job: HandlerJob) -> Sequence[Verdict]:
         """Return the verdict of an event whose handler has not ended in time."""
-        assert isinstance(job, HandlerJob)  # noqa: S101
         seconds = lease_clock() - job.began_at
         if self._transactions and not job.entered:
             return [Unavailable(DATABASE_SILENT, attempt=Attempt("database", seconds))]
@@ -290,6 +266,20 @@ class PythonSink(ThreadedSink):
             event.tenant,
             _extend=partial(self._extend, job),
         )
+
+
+def python(settings: PythonSettings, context: SinkContext) -> PythonSink:
+    """Return a Python sink."""
+    dsn = settings.dsn.get_secret_value() if settings.transaction and settings.dsn is not None else ""
+    find_authorities(dsn)
+    return PythonSink(
+        context.name,
+        settings.handler,
+        max_in_flight=context.slots or settings.max_in_flight,
+        timeout_seconds=settings.timeout_seconds,
+        dsn=dsn,
+        replay=context.replay,
+    )
 
 
 async def _checked(result: Any) -> None:

@@ -52,8 +52,8 @@ class ScriptedClient:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Take the place of librdkafka and of the cluster's metadata."""
-        monkeypatch.setattr(f"{ROOM}.sink.RecordProducer", self._producer)
-        monkeypatch.setattr(f"{ROOM}.sink.TopicMetadata", self._metadata)
+        monkeypatch.setattr(f"{ROOM}.delivery.RecordProducer", self._producer)
+        monkeypatch.setattr(f"{ROOM}.delivery.TopicMetadata", self._metadata)
 
     def _metadata(self, *_: Any) -> "ScriptedMetadata":
         return ScriptedMetadata(self.missing)
@@ -137,14 +137,11 @@ class ScriptedMetadata:
         self._invalid.difference_update(topics)
         return {topic: f"topic {topic}: UNKNOWN_TOPIC_OR_PART" for topic in topics if topic in self._missing}
 
-    def max_message_bytes(self, _topic: str) -> float:
+    def partitions(self, _topic: str) -> float:
         return math.inf
 
     def forget(self, topic: str) -> None:
         self._invalid.add(topic)
-
-    def too_large(self, topic: str, _batch_bytes: int) -> None:
-        self.forget(topic)
 
     def clear(self) -> None:
         pass
@@ -158,7 +155,7 @@ class SteppedClock:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Take the place of `time` wherever the sink measures stalls and probes."""
-        for module in ("sink", "topics"):
+        for module in ("delivery", "topics"):
             monkeypatch.setattr(f"{ROOM}.{module}.time", self)
 
     def monotonic(self) -> float:
