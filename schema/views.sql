@@ -104,7 +104,6 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
 
     ('read', 'table', '{audit, discarded, former_sink, history, meta, missing_privilege, owned, progress, session, shard, '
                       'sink, standing}', null, 'SELECT'),
-    ('read', 'table', '{secret}', '{page_key}', 'SELECT'),
     -- `config` is for those who operate; outbox.retention_status shows `retention`.
     ('read', 'table', '{relay}', '{id, name, version, sinks, started_at, seen_at}', 'SELECT'),
     ('read', 'table', '{event}', '{xid, id, shard, uid, type, key, content_type, deliver_at, created_at, emitter, tenant, '
@@ -115,7 +114,7 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     ('read', 'table', '{delivery}',
      '{sink, id, shard, state, ordered, due_at, priority, attempts, claims, suspect, lease, lease_until, owner, last_error, '
      'last_status, last_attempt_at, since, uid, type, key, content_type, deliver_at, created_at, replay, '
-     'emitter, tenant, ready}', 'SELECT'),
+     'emitter, tenant, turn, ready}', 'SELECT'),
     ('read', 'table', '{attempt}', '{at, uid, sink, id, number, relay, outcome, status, milliseconds, error}', 'SELECT'),
     ('read', 'table', '{figures}', '{owner, lease_until, at, figures}', 'SELECT'),
     ('read', 'table', '{schedule}', '{name, cron, timezone, type, key, missed, generation, after_at, next_at, last_at, paused, '
@@ -126,7 +125,7 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     ('payloads', 'table', '{attempt}', '{detail}', 'SELECT'),
     ('operate', 'table', '{relay}', '{config, schedules}', 'SELECT'),
     ('operate', 'table', '{secret}', '{config_key}', 'SELECT'),
-    ('relay', 'table', '{secret}', '{config_key, page_key}', 'SELECT')
+    ('relay', 'table', '{secret}', '{config_key}', 'SELECT')
   ) l (kind, object_type, names, columns, privilege)
  cross join lateral unnest(l.names) n (name)
  cross join lateral unnest(case l.kind when 'read' then '{read, operate, payloads}' else array[l.kind] end) k (kind)

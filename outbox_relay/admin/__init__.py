@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from outbox_relay.admin.actions import emit, pause, resume, unknown_sink
-from outbox_relay.admin.attempts import attempts, running
-from outbox_relay.admin.audit import audit
-from outbox_relay.admin.connection import connect
+from outbox_relay.admin.actions import audit, connect, emit, pause, resume
 from outbox_relay.admin.deliveries import (
     STATES,
     Filter,
@@ -23,17 +20,31 @@ from outbox_relay.admin.delivery_actions import (
     missing,
     positions_behind,
     retry_deliveries,
-    unknown_events,
 )
-from outbox_relay.admin.delivery_text import audit_text, deliveries_text, show_text, summary_text
 from outbox_relay.admin.erase import Erased, erase
-from outbox_relay.admin.render import not_answered_lines, status_text
-from outbox_relay.admin.render_attempts import attempts_text, running_text
-from outbox_relay.admin.render_retention import outcome_text, preview_text, retention_text
-from outbox_relay.admin.render_why import why_key_text, why_text
 from outbox_relay.admin.retention import preview_retention, retention_status, run_retention
 from outbox_relay.admin.status import status, too_old
-from outbox_relay.admin.why import why, why_key
+from outbox_relay.admin.text import (
+    attempts_text,
+    audit_text,
+    deliveries_text,
+    findings_text,
+    not_answered_lines,
+    outcome_text,
+    preview_text,
+    replay_text,
+    replays_text,
+    retention_text,
+    running_text,
+    schedules_text,
+    show_text,
+    sinks_text,
+    status_text,
+    summary_text,
+    why_key_text,
+    why_text,
+)
+from outbox_relay.admin.why import attempts, running, why, why_key
 
 __all__ = [
     "STATES",
@@ -53,6 +64,7 @@ __all__ = [
     "emit",
     "erase",
     "export",
+    "findings_text",
     "list_deliveries",
     "missing",
     "not_answered_lines",
@@ -61,6 +73,8 @@ __all__ = [
     "positions_behind",
     "preview_retention",
     "preview_text",
+    "replay_text",
+    "replays_text",
     "resume",
     "retention_status",
     "retention_text",
@@ -68,15 +82,15 @@ __all__ = [
     "run_retention",
     "running",
     "running_text",
+    "schedules_text",
     "show_deliveries",
     "show_text",
+    "sinks_text",
     "status",
     "status_text",
     "summarize",
     "summary_text",
     "too_old",
-    "unknown_events",
-    "unknown_sink",
     "why",
     "why_key",
     "why_key_text",

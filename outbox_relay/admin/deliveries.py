@@ -1,17 +1,17 @@
-"""Deliveries that a filter selects: list, number, summary, and the rows of one event."""
+"""Deliveries that a filter selects: list, number, summary, export, and the rows of one event."""
 
 from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from outbox_relay.admin.actions import require_sink, unknown_sink
-from outbox_relay.admin.attempts import recorded_attempts
-from outbox_relay.admin.text import iso_time
+from outbox_relay.admin.actions import naming_sinks, require_sink
+from outbox_relay.admin.values import plain, seconds
+from outbox_relay.admin.why import attempts_by_sink
 from outbox_relay.domain.errors import NotFound
 from outbox_relay.domain.window import MAX_ID
 from outbox_relay.postgres.store import Store
@@ -20,14 +20,23 @@ Filter = Mapping[str, Any]
 """A filter of deliveries, as ``outbox_internal.read_filter`` in the schema reads it."""
 Place = tuple[int, str]
 """The id and the sink of a delivery, after which a page of a list begins."""
-STATES = ("dead", "waiting", "held", "scheduled")
+STATES: Final = ("dead", "waiting", "held", "scheduled")
 """The states of deliveries, as people see them."""
-SEARCH_SECONDS = 60.0
+SEARCH_SECONDS: Final = 60.0
 """Time limit of a statement that searches the deliveries."""
 LOOKS, FEWEST_LOOKS = 50_000, 500
 """Number of rows that a search looks at, and how many of each sink at least."""
 EXPORT_ROWS, EXPORT_BYTES = 500, 8 << 20
 """Maximum number of deliveries that an export reads at once, and the bytes of payload after which a read ends."""
+LISTED: Final = (
+    "uid", "sink", "type", "key", "state", "attempts", "error", "status", "since", "due_at", "last_attempt_at",
+)  # fmt: skip
+"""The values of a delivery in a list."""
+EXPORTED: Final = (
+    "uid", "sink", "type", "key", "state", "attempts", "error", "status", "content_type", "since", "created_at",
+    "deliver_at", "headers",
+)  # fmt: skip
+"""The values of a delivery in an export, without its payload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +71,7 @@ def list_deliveries(store: Store, wanted: Filter, most: int) -> list[dict[str, A
 
     Raises as ``count_deliveries``.
     """
-    rows = _page(store, "dead_list", wanted, {"most": most})
-    return [_listed(row) for row in rows]
+    return [plain(row, *LISTED) for row in _page(store, "dead_list", wanted, None, most=most)]
 
 
 class Found(NamedTuple):
@@ -91,49 +99,40 @@ def search_deliveries(store: Store, wanted: Filter, most: int, before: Place | N
     sinks = require_sink(store, wanted.get("sink"))
     if "scheduled" in wanted["states"]:
         return _search_scheduled(store, wanted, most, before)
-    looks = LOOKS if wanted["states"] != ["dead"] or "sink" in wanted else max(FEWEST_LOOKS, LOOKS // max(1, sinks))
-    place = {"before_id": before[0] if before else MAX_ID, "before_sink": before[1] if before else ""}
-    given = {"filter": json.dumps(wanted), **place, "looks": looks, "most": most + 1}
-    rows = store.by_index("search_deliveries", given, "read")
-    floor, matched, at = rows[0].floor, rows[0].matched, rows[0].at.isoformat()
-    found = [row for row in rows if row.id is not None]
-    after = (
-        (found[most - 1].id, found[most - 1].sink)
-        if len(found) > most
-        else (floor, rows[0].floor_sink)
-        if floor
-        else None
-    )
-    return Found([_listed(row) for row in found[:most]], matched, not floor, after, at)
+    is_spread = wanted["states"] == ["dead"] and "sink" not in wanted
+    looks = max(FEWEST_LOOKS, LOOKS // max(1, sinks)) if is_spread else LOOKS
+    before_id, before_sink = before or (MAX_ID, "")
+    given = {"before_id": before_id, "before_sink": before_sink, "looks": looks, "most": most + 1}
+    rows = store.by_index("search_deliveries", {"filter": json.dumps(wanted), **given}, "read")
+    first, found = rows[0], [row for row in rows if row.id is not None]
+    after = _after(found, most) or ((first.floor, first.floor_sink) if first.floor else None)
+    shown = [plain(row, *LISTED) for row in found[:most]]
+    return Found(shown, first.matched, not first.floor, after, first.at.isoformat())
 
 
 def _search_scheduled(store: Store, wanted: Filter, most: int, before: Place | None) -> Found:
     """Search scheduled deliveries, or those in every state. They are in two tables, so every row is looked at."""
-    found = _page(store, "dead_list", wanted, {"most": most + 1}, before or (None, None))
-    after = (found[most - 1].id, found[most - 1].sink) if len(found) > most else None
-    shown = [_listed(row) for row in found[:most]]
+    found = _page(store, "dead_list", wanted, before, most=most + 1)
+    after, shown = _after(found, most), [plain(row, *LISTED) for row in found[:most]]
     if len(wanted["states"]) > 1:
         return Found(shown, len(shown), after is None, after)
     matched = count_deliveries(store, wanted)
     return Found(shown, matched.count, matched.exact, after, matched.at)
 
 
-def deliveries_of_key(store: Store, key: str, most: int) -> tuple[list[dict[str, Any]], bool]:
-    """Return up to ``most`` deliveries that take part in the order of ``key``, in that order for each sink.
-
-    Return also True if these are all. Raises ``DatabaseUnusable`` or ``DatabaseUnavailable``.
-    """
-    rows = store.named("deliveries_of_key", {"key": key, "most": most})
-    return [_listed(row) for row in rows[:most]], len(rows) <= most
+def _after(found: list[Any], most: int) -> Place | None:
+    """Return the place of the last row of a page, or None if there is no further row."""
+    return (found[most - 1].id, found[most - 1].sink) if len(found) > most else None
 
 
-def summarize(store: Store, wanted: Filter, seconds: float = SEARCH_SECONDS) -> dict[str, Any]:
-    """Return the deliveries that ``wanted`` selects, grouped by sink, type and kind of error, within ``seconds``.
+def summarize(store: Store, wanted: Filter, limit: float = SEARCH_SECONDS) -> dict[str, Any]:
+    """Return the deliveries that ``wanted`` selects, by sink, type and kind of error, within ``limit`` seconds.
 
     ``exact`` is False if there are more than were looked at. Raises as ``count_deliveries``.
     """
-    rows = _search(store, "dead_summary", wanted, seconds=seconds)
-    return {"groups": [_group(row) for row in rows], "exact": all(row.exact for row in rows)}
+    rows = _search(store, "dead_summary", wanted, limit=limit)
+    names = ("sink", "type", "state", "error", "status", "example", "count", "first", "last")
+    return {"groups": [plain(row, *names) for row in rows], "exact": all(row.exact for row in rows)}
 
 
 def show_deliveries(store: Store, uid: UUID, sink: str | None, *, payload: bool) -> dict[str, Any]:
@@ -146,23 +145,27 @@ def show_deliveries(store: Store, uid: UUID, sink: str | None, *, payload: bool)
     rows = store.call("dead_show", {"uid": uid, "sink": sink}, "read")
     if not rows:
         require_sink(store, sink)
-        raise NotFound(
-            f"event {uid} has no delivery of its own{'' if sink is None else f' to sink {sink}'}: "
-            f"outbox-relay why {uid} shows its state"
-        )
-    event, recorded = rows[0], recorded_attempts(store, uid)
+        to = "" if sink is None else f" to sink {sink}"
+        raise NotFound(f"event {uid} has no delivery of its own{to}: outbox-relay why {uid} shows its state")
+    recorded = attempts_by_sink(store.named("attempts", {"uid": uid}))
     return {
-        "uid": event.uid,
-        "type": event.type,
-        "key": event.key,
-        "id": event.id,
-        "shard": event.shard,
-        "content_type": event.content_type,
-        "created_at": event.created_at.isoformat(),
-        "deliver_at": iso_time(event.deliver_at),
+        **plain(rows[0], "uid", "type", "key", "id", "shard", "content_type", "created_at", "deliver_at"),
         **(_content(store, uid) if payload else {}),
         "deliveries": [{**_shown(row), "attempts_recorded": recorded.get(row.sink, [])} for row in rows],
     }
+
+
+def _shown(row: Any) -> dict[str, Any]:
+    attempt = row.last_attempt and {**row.last_attempt, "seconds_ago": seconds(row.tried_seconds)}
+    shown = plain(row, "sink", "state", "attempts", "error", "status", "last_attempt", "since", "due_at", "relay")
+    return {**shown, "last_attempt": attempt}
+
+
+def _content(store: Store, uid: UUID) -> dict[str, Any]:
+    rows = store.call("dead_payload", {"uid": uid}, "payloads")
+    if not rows:
+        raise NotFound(f"event {uid} has no delivery of its own any more")
+    return {"headers": rows[0].headers, **_encoded(rows[0].payload)}
 
 
 def export(store: Store, wanted: Filter) -> Generator[dict[str, Any]]:
@@ -170,49 +173,15 @@ def export(store: Store, wanted: Filter) -> Generator[dict[str, Any]]:
 
     They are read in steps of bounded size, each in a transaction of its own. Raises as ``count_deliveries``.
     """
-    before: tuple[int | None, str | None] = (None, None)
+    before: Place | None = None
     limits = {"most": EXPORT_ROWS, "most_bytes": EXPORT_BYTES}
-    while rows := _page(store, "dead_export", wanted, limits, before, grant="payloads"):
+    while rows := _page(store, "dead_export", wanted, before, grant="payloads", **limits):
         for row in rows:
-            yield _exported(row)
+            yield {**plain(row, *EXPORTED), **_encoded(row.payload)}
         before = (rows[-1].id, rows[-1].sink)
 
 
-def _page(
-    store: Store,
-    name: str,
-    wanted: Filter,
-    limits: Mapping[str, int],
-    before: tuple[int | None, str | None] = (None, None),
-    grant: str = "read",
-) -> list[Any]:
-    place = {"before_id": before[0], "before_sink": before[1]}
-    return _search(store, name, wanted, {**limits, **place}, grant)
-
-
-def _search(
-    store: Store,
-    name: str,
-    wanted: Filter,
-    parameters: Mapping[str, Any] | None = None,
-    grant: str = "read",
-    seconds: float = SEARCH_SECONDS,
-) -> list[Any]:
-    given = {"filter": json.dumps(wanted), **(parameters or {})}
-    try:
-        return store.call(name, given, grant, seconds)
-    except NotFound:
-        raise NotFound(unknown_sink(store, wanted["sink"])) from None
-
-
-def _content(store: Store, uid: UUID) -> dict[str, Any]:
-    rows = store.call("dead_payload", {"uid": uid}, "payloads")
-    if not rows:
-        raise NotFound(f"event {uid} has no delivery of its own any more")
-    return {"headers": rows[0].headers, **encoded(rows[0].payload)}
-
-
-def encoded(payload: bytes | None) -> dict[str, Any]:
+def _encoded(payload: bytes | None) -> dict[str, Any]:
     """Return a payload as text if it is UTF-8, otherwise as base64, with the name of its encoding."""
     if payload is None:
         return {"payload": None, "payload_encoding": None}
@@ -222,43 +191,15 @@ def encoded(payload: bytes | None) -> dict[str, Any]:
         return {"payload": b64encode(payload).decode(), "payload_encoding": "base64"}
 
 
-def _listed(row: Any) -> dict[str, Any]:
-    names: Sequence[str] = ("sink", "type", "key", "state", "attempts", "error", "status")
-    return {
-        "uid": str(row.uid),
-        **{name: getattr(row, name) for name in names},
-        "since": iso_time(row.since),
-        "due_at": iso_time(row.due_at),
-        "last_attempt_at": iso_time(row.last_attempt_at),
-    }
+def _page(
+    store: Store, name: str, wanted: Filter, before: Place | None, *, grant: str = "read", **limits: int
+) -> list[Any]:
+    before_id, before_sink = before or (None, None)
+    return _search(store, name, wanted, grant, before_id=before_id, before_sink=before_sink, **limits)
 
 
-def _group(row: Any) -> dict[str, Any]:
-    names = ("sink", "type", "state", "error", "status", "example", "count")
-    return {**{name: getattr(row, name) for name in names}, "first": iso_time(row.first), "last": iso_time(row.last)}
-
-
-def _shown(row: Any) -> dict[str, Any]:
-    return {
-        "sink": row.sink,
-        "state": row.state,
-        "attempts": row.attempts,
-        "error": row.error,
-        "status": row.status,
-        "last_attempt": row.last_attempt and {**row.last_attempt, "seconds_ago": round(max(0.0, row.tried_seconds), 3)},
-        "since": iso_time(row.since),
-        "due_at": iso_time(row.due_at),
-        "relay": row.relay,
-    }
-
-
-def _exported(row: Any) -> dict[str, Any]:
-    names = ("sink", "type", "key", "state", "attempts", "error", "status", "content_type")
-    times = ("since", "created_at", "deliver_at")
-    return {
-        "uid": str(row.uid),
-        **{name: getattr(row, name) for name in names},
-        **{name: iso_time(getattr(row, name)) for name in times},
-        "headers": row.headers,
-        **encoded(row.payload),
-    }
+def _search(
+    store: Store, name: str, wanted: Filter, grant: str = "read", limit: float = SEARCH_SECONDS, **parameters: Any
+) -> list[Any]:
+    with naming_sinks(store, wanted.get("sink")):
+        return store.call(name, {"filter": json.dumps(wanted), **parameters}, grant, limit)

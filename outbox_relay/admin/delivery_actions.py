@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
@@ -57,27 +57,31 @@ class Result:
 
 @dataclass(slots=True)
 class _Steps:
-    """An action in progress: its parameters for each step, and where the next step begins."""
+    """An action in progress: its parameters for each step, where the next step begins, and its result so far."""
 
     store: Store
     name: str
     parameters: dict[str, Any]
+    report: Report
+    result: Result = field(default_factory=Result)
     after: tuple[int, str] | None = (0, "")
     audit_id: int | None = None
 
     def take(self, **changes: Any) -> Any:
-        """Run the next step and return its row."""
+        """Run the next step, count what it changed, and return its row."""
         after_id, after_sink = self.after or (0, "")
         place = {"after_id": after_id, "after_sink": after_sink, "most": STEP_ROWS, "audit_id": self.audit_id}
         [row] = self.store.call(self.name, {**self.parameters, **place, **changes}, "operate")
         self.audit_id = row.audit_id
         self.after = None if row.next_id is None else (row.next_id, row.next_sink)
+        self.result.done += row.done
+        self.report(self.result.done)
         return row
 
 
 def _count_unvisited(store: Store, wanted: Filter, done: int) -> int:
     """Return how many deliveries an action has left that ended early. Retried ones still match if they were waiting."""
-    matched = (count_deliveries(store, wanted)).count
+    matched = count_deliveries(store, wanted).count
     is_bound = "as_of" in wanted  # what was retried is not meant any more
     return max(0, matched - done) if "waiting" in wanted.get("states", ()) and not is_bound else matched
 
@@ -99,27 +103,26 @@ def retry_deliveries(
     Raises ``ConfigurationError``, ``NotFound``, ``DatabaseUnusable`` or ``DatabaseUnavailable``.
     """
     parameters = {"filter": json.dumps(wanted), "actor": actor, "reason": reason}
-    steps, result, pace = _Steps(store, "dead_retry", parameters), Result(), _Pace(rate)
+    steps, pace = _Steps(store, "dead_retry", parameters, report), _Pace(rate)
     seen, seen_at = None, time.monotonic()
     looks = STEP_ROWS
     while steps.after is not None:
         allowed = pace.allowed()
         row = steps.take(most=max(looks, allowed), most_done=allowed)
-        if row.is_full:
-            if row.due_mark != seen:
-                seen, seen_at = row.due_mark, time.monotonic()
-            elif time.monotonic() - seen_at > FULL_SECONDS:
-                result.stalled, result.unvisited = True, _count_unvisited(store, wanted, result.done)
-                break
-            report(result.done)
+        if not row.is_full:
+            looks = allowed if row.done == allowed else STEP_ROWS
+            pace.spend(row.done)
+            steps.result.under_way += row.under_way
+        elif row.due_mark != seen:
+            seen, seen_at = row.due_mark, time.monotonic()
             time.sleep(FULL_PAUSE_SECONDS)
-            continue
-        looks = allowed if row.done == allowed else STEP_ROWS
-        pace.spend(row.done)
-        result.done += row.done
-        result.under_way += row.under_way
-        report(result.done)
-    return result
+        elif time.monotonic() - seen_at <= FULL_SECONDS:
+            time.sleep(FULL_PAUSE_SECONDS)
+        else:
+            steps.result.stalled = True
+            steps.result.unvisited = _count_unvisited(store, wanted, steps.result.done)
+            break
+    return steps.result
 
 
 class _Pace:
@@ -155,96 +158,69 @@ def discard_deliveries(store: Store, wanted: Filter, *, actor: str, reason: str,
     Raises as ``retry_deliveries``.
     """
     parameters = {"filter": json.dumps(wanted), "actor": actor, "reason": reason, "among": None}
-    steps, result, unsettled = _Steps(store, "dead_discard", parameters), Result(), list[UUID]()
+    steps, unsettled = _Steps(store, "dead_discard", parameters, report), list[UUID]()
     while steps.after is not None:
         row = steps.take()
-        result.done += row.done
-        result.under_way += row.under_way
-        result.unsettled += row.unsettled
+        steps.result.under_way += row.under_way
+        steps.result.unsettled += row.unsettled
         unsettled += (row.unsettled_uids or [])[: UNSETTLED_MOST - len(unsettled)]
-        report(result.done)
-    _discard_unsettled(steps, result, unsettled, report)
-    return result
-
-
-def _discard_unsettled(steps: _Steps, result: Result, uids: list[UUID], report: Report) -> None:
-    """Try these deliveries again until they are discarded or ``UNSETTLED_SECONDS`` have passed."""
     deadline = time.monotonic() + UNSETTLED_SECONDS
-    while uids and time.monotonic() < deadline:
+    while unsettled and time.monotonic() < deadline:
         time.sleep(UNSETTLED_PAUSE_SECONDS)
-        still = list[UUID]()
-        for first in range(0, len(uids), STEP_ROWS):
-            portion = uids[first : first + STEP_ROWS]
-            steps.after = (0, "")
-            row = steps.take(among=portion)
-            result.done += row.done
-            result.unsettled = max(0, result.unsettled - row.done)
-            still += row.unsettled_uids or []
-            report(result.done)
-        uids = still
+        unsettled = _discard_settled(steps, unsettled)
+    return steps.result
+
+
+def _discard_settled(steps: _Steps, uids: list[UUID]) -> list[UUID]:
+    """Try these deliveries again, and return the uids of those that are still not settled."""
+    still = list[UUID]()
+    for first in range(0, len(uids), STEP_ROWS):
+        steps.after = (0, "")
+        row = steps.take(among=uids[first : first + STEP_ROWS])
+        steps.result.unsettled = max(0, steps.result.unsettled - row.done)
+        still += row.unsettled_uids or []
+    return still
 
 
 def positions_behind(store: Store, wanted: Filter) -> str:
     """Return the sinks of the deliveries that ``wanted`` selects, with the states that keep their positions back."""
     sinks = {found["sink"] for found in list_deliveries(store, wanted, STEP_ROWS)}
-    states = {row.name: row for row in store.named("status_sinks", {})}
-    return ", ".join(f"{name}{_state(states.get(name))}" for name in sorted(sinks))
+    return ", ".join(_with_state(row) for row in store.named("status_sinks", {}) if row.name in sinks)
 
 
-def _state(sink: Any) -> str:
-    if sink is None:
-        return ""
+def _with_state(sink: Any) -> str:
     reasons = ["paused"] * sink.paused + [f"circuit {sink.circuit}"] * (sink.circuit != "closed")
     reasons += ["no relay owns its shards"] * (sink.unowned > 0 and not sink.paused)
-    return f" ({', '.join(reasons)})" if reasons else ""
+    return f"{sink.name} ({', '.join(reasons)})" if reasons else sink.name
 
 
-def unknown_events(store: Store, wanted: Filter) -> list[str]:
-    """Return the uids that ``wanted`` names and of which neither the log, a row nor a mark is known.
-
-    Return none of them if they have more rows than are read at once.
-    """
-    uids: list[str] = list(wanted.get("uids", ()))
-    if not uids:
-        return []
-    known = {str(row.uid) for row in store.call("known_uids", {"uids": uids}, "read")}
-    if not (left := [uid for uid in uids if uid not in known]):
-        return []
-    rows = list_deliveries(store, {"uids": left, "states": list(STATES)}, STEP_ROWS)
-    with_rows = {row["uid"] for row in rows}
-    return [uid for uid in left if uid not in with_rows] if len(rows) < STEP_ROWS else []
-
-
-def missing(store: Store, wanted: Filter, states: Sequence[str]) -> tuple[list[str], int]:
+def missing(store: Store, wanted: Filter, states: Sequence[str]) -> tuple[list[str], list[str]]:
     """Explain, a line for each of up to ``NAMED_UIDS`` uids, why ``wanted`` selects no delivery of it.
 
-    ``states`` are those that the action can select. Return also how many of these uids are those of no
-    known event. Without uids there is no line.
+    ``states`` are those that the action can select. Return also which of these uids are those of no known event.
     """
     uids: list[str] = list(wanted.get("uids", ()))[:NAMED_UIDS]
     if not uids:
-        return [], 0
-    sink = {"sink": wanted["sink"]} if "sink" in wanted else {}
-    rows = list_deliveries(store, {"uids": uids, "states": list(STATES), **sink}, STEP_ROWS)
-    places = {uid: [(r["state"], r["sink"]) for r in rows if r["uid"] == uid] for uid in uids}
-    known = {(str(row.uid), row.discarded) for row in store.call("known_uids", {"uids": uids}, "read")}
-    lines = [_missing(uid, places[uid], states, known) for uid in uids]
-    found = {uid for uid, _ in known} | {uid for uid, rows in places.items() if rows}
-    return lines, len(set(uids) - found)
-
-
-def _missing(
-    uid: str, places: Sequence[tuple[str, str]], states: Sequence[str], known: Collection[tuple[str, bool]]
-) -> str:
-    if places:
-        found = f"event {uid} is {', '.join(f'{state} for sink {sink}' for state, sink in places)}"
-        other = next((state for state, _ in places if state in states), None)
-        return found + (f": add --state {other} to select it" if other else "")
-    if (uid, True) in known:
-        return f"event {uid} was discarded"
-    if (uid, False) in known:
-        return (
-            f"event {uid} has no delivery of its own: it was delivered, or is still to be read from the log "
-            f"(outbox-relay why {uid})"
-        )
-    return f"no event {uid} is known"
+        return [], []
+    rows = list_deliveries(store, {"uids": uids, "states": list(STATES)}, STEP_ROWS)
+    known = store.call("known_uids", {"uids": uids}, "read")
+    discarded = {str(row.uid) for row in known if row.discarded}
+    events = {str(row.uid) for row in known} | {row["uid"] for row in rows}
+    lines, unknown = list[str](), list[str]()
+    for uid in uids:
+        own = [row for row in rows if row["uid"] == uid and row["sink"] == wanted.get("sink", row["sink"])]
+        if own:
+            found = ", ".join(f"{row['state']} for sink {row['sink']}" for row in own)
+            other = next((row["state"] for row in own if row["state"] in states), None)
+            lines.append(f"event {uid} is {found}" + (f": add --state {other} to select it" if other else ""))
+        elif uid not in events:
+            lines.append(f"no event {uid} is known")
+            unknown.append(uid)
+        elif uid in discarded:
+            lines.append(f"event {uid} was discarded")
+        else:
+            lines.append(
+                f"event {uid} has no delivery of its own: it was delivered, or is still to be read from the log "
+                f"(outbox-relay why {uid})"
+            )
+    return lines, unknown

@@ -6,32 +6,24 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from outbox_relay.admin.actions import unknown_sink
-from outbox_relay.admin.alive import ALIVE_SECONDS
-from outbox_relay.admin.text import iso_time
-from outbox_relay.domain.errors import ConfigurationError, NotFound, StatementFailed
+from outbox_relay.admin.actions import naming_sinks
+from outbox_relay.admin.sinks import EXACT_EVENTS, SEARCH_SECONDS, again_if_outdated
+from outbox_relay.admin.thresholds import ALIVE_SECONDS
+from outbox_relay.admin.values import plain
+from outbox_relay.domain.errors import ConfigurationError, NotFound
 from outbox_relay.domain.routing import matches
 from outbox_relay.postgres.store import Store
 
-EXACT_EVENTS = 10_000
-"""Largest number of events that is counted before a replay."""
-SEARCH_SECONDS = 6.0
-"""Time limit for counting them. The server ends a statement after 9 s."""
-SETTLE_SECONDS = 0.3
+SETTLE_SECONDS: Final = 0.3
 """Pause before a replay is planned. Positions are stored up to 0.1 s after the deliveries that they cover."""
-MOST_LISTED = 1000
+MOST_LISTED: Final = 1000
 """Maximum number of replays in a list."""
-TRIES = 3
-"""Attempts to start a replay while the configuration changes."""
-STATE_AFTER = {"pause": "paused", "resume": "running", "cancel": "cancelled"}
+STATE_AFTER: Final = {"pause": "paused", "resume": "running", "cancel": "cancelled"}
 """The state of a replay after each action."""
-ENDED = ("done", "cancelled")
+ENDED: Final = ("done", "cancelled")
 """The states of a replay that has ended."""
-SERIALIZATION_FAILURE = "40001"
-"""The SQLSTATE of a start whose tick is older than the configuration."""
 
 
 class Preview(NamedTuple):
@@ -59,7 +51,7 @@ def preview(store: Store, wanted: Mapping[str, Any], to: str | None) -> Preview:
     """
     time.sleep(SETTLE_SECONDS)
     limits = {"most": EXACT_EVENTS, "seconds": SEARCH_SECONDS, "alive": ALIVE_SECONDS}
-    [found] = _act(store, "preview_replay", {**_filter(wanted, to), **limits})
+    [found] = _act(store, "preview_replay", wanted, to, limits)
     return Preview(*found, unrouted=_unrouted(store, wanted))
 
 
@@ -68,8 +60,8 @@ def _unrouted(store: Store, wanted: Mapping[str, Any]) -> list[str]:
     if "uids" not in wanted:
         return []
     types = [row.type for row in store.call("event_types", {"uids": wanted["uids"]}, "read")]
-    patterns = [row.patterns for row in store.named("status_sinks", {}) if row.name == wanted["sink"]]
-    return [each for each in types if not any(matches(pattern, each) for pattern in chain.from_iterable(patterns))]
+    [patterns] = [row.patterns for row in store.named("status_sinks", {}) if row.name == wanted["sink"]] or [()]
+    return [each for each in types if not any(matches(pattern, each) for pattern in patterns)]
 
 
 def start(
@@ -82,16 +74,9 @@ def start(
     reason: str | None = None,
 ) -> int:
     """Start a replay, and return its number. Raises as ``preview``."""
-    parameters = {**_filter(wanted, to), "rate": rate, "actor": actor, "reason": reason}
-    for attempt in range(1, TRIES + 1):
-        try:
-            [found] = _act(store, "start_replay", parameters)
-        except StatementFailed as error:
-            if error.sqlstate != SERIALIZATION_FAILURE or attempt == TRIES:
-                raise
-        else:
-            return found.id
-    raise AssertionError("unreachable")
+    parameters = {"rate": rate, "actor": actor, "reason": reason}
+    [found] = again_if_outdated(lambda: _act(store, "start_replay", wanted, to, parameters))
+    return found.id
 
 
 def change(store: Store, number: int, action: str, *, actor: str, reason: str | None = None) -> str | None:
@@ -103,7 +88,7 @@ def change(store: Store, number: int, action: str, *, actor: str, reason: str | 
     try:
         [found] = store.action("set_replay", parameters)
     except ConfigurationError:
-        if action == "resume" or (state := (replay(store, number))["state"]) not in ENDED:
+        if action == "resume" or (state := replay(store, number)["state"]) not in ENDED:
             raise
         return state
     return None if found.changed else STATE_AFTER[action]
@@ -130,30 +115,14 @@ def replay(store: Store, number: int) -> dict[str, Any]:
 
 
 def _plain(row: Any) -> dict[str, Any]:
+    counts = ("total", "total_exact", "delivered", "failed", "waiting", "dropped", "passed_by")
+    selection = ("rate", "type", "key", "tenant", "since", "until", "uids")
     return {
-        "id": row.id,
-        "sink": row.sink,
+        **plain(row, "id", "sink", "state", *counts, *selection, "ended_at", "reason"),
         "to": row.target if row.redirected else None,
-        "state": row.state,
-        "total": row.total,
-        "total_exact": row.total_exact,
-        "delivered": row.delivered,
-        "failed": row.failed,
-        "waiting": row.waiting,
-        "dropped": row.dropped,
-        "passed_by": row.passed_by,
         "waits_for": _waits_for(row),
-        "rate": row.rate,
-        "type": row.type,
-        "key": row.key,
-        "tenant": row.tenant,
-        "since": iso_time(row.since),
-        "until": iso_time(row.until),
-        "uids": row.uids,
-        "started_at": iso_time(row.created_at),
-        "ended_at": iso_time(row.ended_at),
+        "started_at": row.created_at.isoformat(),
         "actor": row.actor or row.role_name,
-        "reason": row.reason,
     }
 
 
@@ -167,15 +136,8 @@ def _waits_for(row: Any) -> str | None:
     return None
 
 
-def _filter(wanted: Mapping[str, Any], to: str | None) -> dict[str, Any]:
-    return {"filter": json.dumps(wanted), "to": to}
-
-
-def _act(store: Store, name: str, parameters: Mapping[str, Any]) -> list[Any]:
-    try:
-        return store.action(name, parameters)
-    except NotFound as error:
-        sinks = [parameters["to"], json.loads(parameters["filter"])["sink"]]
-        known = {row.name for row in store.named("sink_names", {})}
-        missing = [sink for sink in sinks if sink is not None and sink not in known]
-        raise NotFound(unknown_sink(store, missing[0]) if missing else str(error)) from None
+def _act(
+    store: Store, name: str, wanted: Mapping[str, Any], to: str | None, parameters: Mapping[str, Any]
+) -> list[Any]:
+    with naming_sinks(store, to, wanted["sink"]):
+        return store.action(name, {"filter": json.dumps(wanted), "to": to, **parameters})

@@ -11,7 +11,8 @@ from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable
 from outbox_relay.postgres.errors import advise_grant
 from outbox_relay.postgres.retention import Pass, Person
 from outbox_relay.postgres.store import Store
-from outbox_relay.retention.passes import Archiver, Outcome, RetentionPass, run_pass
+from outbox_relay.retention.archiver import Archiver
+from outbox_relay.retention.passes import Outcome, RetentionPass, run_pass
 from outbox_relay.retention.wording import day_name
 
 BUSY_SECONDS, BUSY_PAUSE_SECONDS = 30.0, 0.5

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
-from outbox_relay.admin.text import iso_time
+from outbox_relay.admin.actions import unknown
+from outbox_relay.admin.values import plain
 from outbox_relay.domain.errors import NotFound
 from outbox_relay.postgres.store import Store
 
-MOST_LISTED = 10_000
+MOST_LISTED: Final = 10_000
 """Maximum number of schedules in a list."""
-MOST_NAMED = 20
-"""Maximum number of schedules that an error names."""
-STATE_AFTER = {"pause": "paused", "resume": "active", "remove": "removed"}
+STATE_AFTER: Final = {"pause": "paused", "resume": "active", "remove": "removed"}
 """The state of a schedule after each action."""
 
 
@@ -66,28 +64,14 @@ def _act(store: Store, statement: str, parameters: dict[str, Any]) -> Any:
 
 
 def _unknown(store: Store, name: str) -> str:
-    """Return why there is no such schedule, with the nearest name, or with those that there are."""
-    known = [each["name"] for each in schedules(store)]
-    near = get_close_matches(name.lower(), known, 1)
-    listed = f"there are: {', '.join(known[:MOST_NAMED])}" if known else "there is none"
-    return f"there is no schedule {name!r} in this database; {f'did you mean {near[0]}?' if near else listed}"
+    return unknown("schedule", name, [each["name"] for each in schedules(store)])
 
 
 def _plain(row: Any) -> dict[str, Any]:
+    names = ("next_at", "last_at", "error", "error_at", "retry_at", "generation")
     return {
-        "name": row.name,
-        "cron": row.cron,
-        "timezone": row.timezone,
-        "type": row.type,
-        "key": row.key,
-        "tenant": row.tenant,
-        "missed": row.missed,
+        **plain(row, "name", "cron", "timezone", "type", "key", "tenant", "missed"),
         "state": "paused" if row.paused else "active",
-        "next_at": iso_time(row.next_at),
-        "last_at": iso_time(row.last_at),
         "late_seconds": row.late,
-        "error": row.error,
-        "error_at": iso_time(row.error_at),
-        "retry_at": iso_time(row.retry_at),
-        "generation": row.generation,
+        **plain(row, *names),
     }

@@ -5,25 +5,25 @@ Each is a function of the schema that leaves a row of the audit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from datetime import datetime
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
-from outbox_relay.admin.actions import unknown_sink
-from outbox_relay.admin.alive import ALIVE_SECONDS
+from outbox_relay.admin.actions import naming_sinks, unknown_sink
+from outbox_relay.admin.thresholds import ALIVE_SECONDS
+from outbox_relay.admin.values import plain
 from outbox_relay.domain.errors import NotFound, StatementFailed
 from outbox_relay.postgres.store import Store
 
-EXACT_EVENTS = 10_000
+EXACT_EVENTS: Final = 10_000
 """Largest number of events that is counted."""
-SEARCH_SECONDS = 6.0
-"""Time limit for counting events before an action; more are not counted."""
-STEP_ROWS = 1_000
+SEARCH_SECONDS: Final = 6.0
+"""Time limit for counting events before an action; more are not counted. The server ends a statement after 9 s."""
+STEP_ROWS: Final = 1_000
 """Largest number of rows that are deleted in one transaction."""
-TRIES = 3
-"""Attempts of a seek while the configuration changes."""
-SERIALIZATION_FAILURE = "40001"
-"""The SQLSTATE of a seek whose tick is older than the configuration."""
+TRIES: Final = 3
+"""Attempts of an action while the configuration changes."""
+SERIALIZATION_FAILURE: Final = "40001"
+"""The SQLSTATE of an action whose tick is older than the configuration."""
 
 
 class Removal(NamedTuple):
@@ -59,13 +59,11 @@ def sinks(store: Store) -> dict[str, Any]:
     Raises ``DatabaseUnusable`` or ``DatabaseUnavailable``.
     """
     found = store.named("list_sinks", {"seconds": ALIVE_SECONDS})
-    former = store.named("list_former_sinks", {})
-    return {"sinks": [_plain(row) for row in found], "former": [_plain(row) for row in former]}
+    return {"sinks": [plain(row) for row in found], "former": [plain(row) for row in _former(store)]}
 
 
-def _plain(row: Any) -> dict[str, Any]:
-    values: Mapping[str, Any] = row._asdict()
-    return {name: value.isoformat() if isinstance(value, datetime) else value for name, value in values.items()}
+def _former(store: Store) -> Sequence[Any]:
+    return store.named("list_former_sinks", {})
 
 
 def removal(store: Store, sink: str) -> Removal | None:
@@ -73,7 +71,7 @@ def removal(store: Store, sink: str) -> Removal | None:
 
     Raises ``NotFound``, which names the nearest sink, ``DatabaseUnusable`` or ``DatabaseUnavailable``.
     """
-    if any(row.name == sink for row in store.named("list_former_sinks", {})):
+    if any(row.name == sink for row in _former(store)):
         return None
     limits = {"most": EXACT_EVENTS, "seconds": SEARCH_SECONDS, "alive": ALIVE_SECONDS}
     [found] = _act(store, "preview_removal", {"sink": sink, **limits})
@@ -120,14 +118,18 @@ def preview_seek(store: Store, sink: str, to: str) -> Seek:
 def seek(store: Store, sink: str, to: str, *, actor: str, reason: str | None = None) -> None:
     """Put ``sink`` at another place of the log. Raises as ``preview_seek``."""
     given = {"sink": sink, "to": to, "actor": actor, "reason": reason}
-    for attempt in range(1, TRIES + 1):
+    again_if_outdated(lambda: _act(store, "seek_sink", given))
+
+
+def again_if_outdated(act: Callable[[], list[Any]]) -> list[Any]:
+    """Return the result of an action, which is tried ``TRIES`` times while the configuration changes."""
+    for _ in range(TRIES - 1):
         try:
-            _act(store, "seek_sink", given)
+            return act()
         except StatementFailed as error:
-            if error.sqlstate != SERIALIZATION_FAILURE or attempt == TRIES:
+            if error.sqlstate != SERIALIZATION_FAILURE:
                 raise
-        else:
-            return
+    return act()
 
 
 def probe_obstacle(store: Store, sink: str) -> str | None:
@@ -146,11 +148,8 @@ def probe(store: Store, sink: str, *, actor: str, reason: str | None = None) -> 
 
     Return why there is nothing to probe, as ``probe_obstacle``. Raises as that, and ``ConfigurationError``.
     """
-    given = {"sink": sink, "actor": actor, "reason": reason}
-    try:
-        [row] = store.call("probe_sink", given, "operate")
-    except NotFound:
-        raise NotFound(unknown_sink(store, sink)) from None
+    with naming_sinks(store, sink):
+        [row] = store.call("probe_sink", {"sink": sink, "actor": actor, "reason": reason}, "operate")
     return row.obstacle
 
 
@@ -166,9 +165,5 @@ def probe_text(sink: str, obstacle: str | None) -> str:
 
 
 def _act(store: Store, name: str, parameters: Mapping[str, Any]) -> list[Any]:
-    try:
+    with naming_sinks(store, parameters["sink"]):
         return store.action(name, parameters)
-    except NotFound as error:
-        if "in this database" not in str(error):
-            raise
-        raise NotFound(unknown_sink(store, str(parameters["sink"]))) from None

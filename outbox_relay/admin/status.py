@@ -5,31 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
-from outbox_relay.admin.alive import ALIVE_SECONDS, STALE_SECONDS
 from outbox_relay.admin.replays import replays
 from outbox_relay.admin.text import MOST_SECONDS
+from outbox_relay.admin.thresholds import ALIVE_SECONDS, STALE_SECONDS
+from outbox_relay.admin.values import plain, seconds
 from outbox_relay.domain.errors import StatementFailed
 from outbox_relay.domain.routing import NOTICE_TYPES, Routes, like_patterns
 from outbox_relay.postgres.store import Store
 
 T = TypeVar("T")
-EXACT_EVENTS = 10_000
+EXACT_EVENTS: Final = 10_000
 """Largest backlog in the log that is counted; a larger one is estimated."""
-SEARCH_SECONDS = 6.0
+SEARCH_SECONDS: Final = 6.0
 """Time limit for counting the events of the log for one sink; the rest is estimated. The server ends it after 9 s."""
-ANSWER_SECONDS = 30.0
+ANSWER_SECONDS: Final = 30.0
 """Time limit of the statement that counts, for one sink."""
-HURRIED_SECONDS = 3.0
+HURRIED_SECONDS: Final = 3.0
 """Time limit of the statement that counts once another one has failed, because the rest is likely to be slow too."""
-HURRIED_SEARCH_SECONDS = 1.0
+HURRIED_SEARCH_SECONDS: Final = 1.0
 """Time limit for counting once a statement has failed."""
-BACKLOG = ("backlog", "backlog_exact", "oldest_seconds", "waiting", "held", "dead", "scheduled")
+BACKLOG: Final = ("backlog", "backlog_exact", "oldest_seconds", "waiting", "held", "dead", "scheduled")
 """The values of a sink that are counted."""
-RETENTION = "retention"
+RETENTION: Final = "retention"
 """The name of the part that has the days."""
-NEWEST_EVENTS = 10_000
+NEWEST_EVENTS: Final = 10_000
 """Number of newest events that are searched for types without a route."""
 
 
@@ -127,16 +128,8 @@ def live_relays(store: Store) -> list[dict[str, Any]]:
     """Return the relays seen within ``ALIVE_SECONDS`` or owning a shard, with the number of their shards per sink."""
     relays: dict[Any, dict[str, Any]] = {}
     for row in store.named("status_relays", {"seconds": ALIVE_SECONDS, "stale": STALE_SECONDS}):
-        relay = relays.setdefault(
-            row.id,
-            {
-                "name": row.name,
-                "version": row.version,
-                "seen_seconds_ago": round(max(0.0, row.seen_seconds_ago), 3),
-                "stale": row.stale,
-                "shards": {},
-            },
-        )
+        seen = {"seen_seconds_ago": seconds(row.seen_seconds_ago), "stale": row.stale}
+        relay = relays.setdefault(row.id, {**plain(row, "name", "version"), **seen, "shards": {}})
         if row.sink is not None:
             relay["shards"][row.sink] = row.shards
     return list(relays.values())
@@ -144,66 +137,38 @@ def live_relays(store: Store) -> list[dict[str, Any]]:
 
 def _backlog(store: Store, sink: Any, parts: _Parts) -> dict[str, Any] | None:
     """Return the values of ``BACKLOG``, or None if they cannot be counted."""
-    hurried = bool(parts.not_answered)
-    seconds = HURRIED_SEARCH_SECONDS if hurried else SEARCH_SECONDS
-    parameters = {"sink": sink.name, "types": _types(sink.patterns), "most": EXACT_EVENTS, "seconds": seconds}
+    limit, deadline = SEARCH_SECONDS, ANSWER_SECONDS
+    if parts.not_answered:
+        limit, deadline = HURRIED_SEARCH_SECONDS, HURRIED_SECONDS
+    types = like_patterns(sink.patterns)
+    given = {"sink": sink.name, "types": None if types is None else list(types), "most": EXACT_EVENTS, "seconds": limit}
     statement = "status_queue" if sink.claim == "rows" else "status_backlog"
-    deadline = HURRIED_SECONDS if hurried else ANSWER_SECONDS
-    rows = parts.ask(f"backlog of sink {sink.name}", lambda: store.named(statement, parameters, deadline))
+    rows = parts.ask(f"backlog of sink {sink.name}", lambda: store.named(statement, given, deadline))
     if rows is None:
         return None
-    [found] = rows
-    return {
-        "backlog": found.backlog,
-        "backlog_exact": found.exact,
-        "oldest_seconds": round(min(found.oldest_seconds, MOST_SECONDS), 3),
-        "waiting": found.waiting,
-        "held": found.held,
-        "dead": found.dead,
-        "scheduled": found.scheduled,
-    }
+    [row] = rows
+    counts = plain(row, "backlog", "waiting", "held", "dead", "scheduled")
+    return {**counts, "backlog_exact": row.exact, "oldest_seconds": round(min(row.oldest_seconds, MOST_SECONDS), 3)}
 
 
 def _delivery(sink: Any) -> dict[str, Any]:
-    """Return how a sink delivers: its circuit, pause, last error and shards without an owner."""
-    return {
-        "circuit": sink.circuit,
-        "circuit_seconds": _seconds(sink.circuit_seconds),
-        "in_flight_limit": sink.in_flight_limit,
-        "rate_per_second": sink.rate_per_second,
-        "max_in_flight_total": sink.max_in_flight_total,
-        "spread_seconds": sink.spread_seconds,
-        "paused": sink.paused,
-        "paused_reason": sink.paused_reason,
-        **_last_error(sink),
-        "unowned": sink.unowned,
-    }
+    """Return how a sink delivers: its circuit, limits, pause, shards without an owner, and its last error.
 
-
-def _last_error(sink: Any) -> dict[str, Any]:
-    """Return the last error, which is None if it is over, and its times."""
+    The last error is None if it is over.
+    """
     return {
-        "last_error": sink.last_error,
+        **plain(sink, "circuit", "in_flight_limit", "rate_per_second", "max_in_flight_total", "spread_seconds"),
+        "circuit_seconds": seconds(sink.circuit_seconds),
+        **plain(sink, "paused", "paused_reason", "unowned", "last_error", "mended_error"),
         "last_error_at": _time(sink.last_error_at),
-        "last_error_seconds_ago": _seconds(sink.error_seconds if sink.last_error_at else None),
-        "mended_error": sink.mended_error,
+        "last_error_seconds_ago": seconds(sink.error_seconds if sink.last_error_at else None),
         "last_error_mended_at": _time(sink.last_error_mended_at),
-        "last_error_mended_seconds_ago": _seconds(sink.mended_seconds),
+        "last_error_mended_seconds_ago": seconds(sink.mended_seconds),
     }
 
 
 def _time(at: datetime | None) -> str | None:
     return None if at is None else at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _seconds(seconds: float | None) -> float | None:
-    return None if seconds is None else round(max(0.0, seconds), 3)
-
-
-def _types(patterns: list[str]) -> list[str] | None:
-    """Return ``patterns`` as a parameter for SQL."""
-    types = like_patterns(patterns)
-    return None if types is None else list(types)
 
 
 def _unrouted(store: Store, sinks: list[Any]) -> list[str]:
@@ -217,19 +182,16 @@ def _retention(store: Store) -> dict[str, Any]:
     if found["idle"]:  # what keeps a day may have changed since the last pass
         with suppress(StatementFailed):  # it takes reading: then as of the last pass
             found = store.retention_status(live=True)
+    names = ("day", "kept_by", "left_because", "left_at")
     blocked = [
         {
-            "day": day["day"],
-            "kept_by": day["kept_by"],
-            "left_because": day["left_because"],
-            "left_at": day["left_at"],
+            **{name: day[name] for name in names},
             "since": min((keeper["since"] for keeper in day["kept_by"]), default=None),
         }
         for day in found["days"]
         if day["due"]
     ]
-    policy = {name: found[name] for name in ("keep_days", "hold_until", "idle", "last_pass")}
-    return {**policy, "blocked": blocked}
+    return {**{name: found[name] for name in ("keep_days", "hold_until", "idle", "last_pass")}, "blocked": blocked}
 
 
 def _in_default_partition(store: Store) -> int:

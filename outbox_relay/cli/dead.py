@@ -146,7 +146,7 @@ def _run(arguments: argparse.Namespace, verb: str, done: str, act: Act) -> int:
         say("no delivery was changed")
         return FAILED
     wanted["as_of"] = matched.at  # what has come, died or failed since was not counted, and is left
-    unknown = query(arguments, lambda store: admin.unknown_events(store, wanted))
+    _, unknown = query(arguments, lambda store: admin.missing(store, wanted, arguments.states))
     line, count = Progress(), 0
 
     def report(changed: int) -> None:
@@ -187,7 +187,7 @@ def _none(arguments: argparse.Namespace, wanted: Filter, state: str) -> int:
     lines, unknown = query(arguments, lambda store: admin.missing(store, wanted, arguments.states))
     for line in lines:
         say(line)
-    if not unknown or unknown != len(lines):
+    if not unknown or len(unknown) != len(lines):
         print_done(arguments, 0, f"no {state} delivery matches")
     return NOT_FOUND if unknown else DONE
 

@@ -49,7 +49,8 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from outbox_relay.admin.doctor import doctor, findings_text
+    from outbox_relay.admin import findings_text
+    from outbox_relay.admin.doctor import doctor
 
     limits = {} if arguments.max_oldest is None else {"oldest_seconds": arguments.max_oldest}
     found = query(arguments, lambda store: doctor(store, **limits), grant="read")

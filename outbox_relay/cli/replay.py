@@ -107,16 +107,16 @@ def _say_what_is_missing(found: Preview, sink: str) -> None:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from outbox_relay.admin import render_replays, replays
+    from outbox_relay.admin import replays, replays_text
 
-    show(arguments, replays.replays, render_replays.replays_text, "replays")
+    show(arguments, replays.replays, replays_text, "replays")
     return DONE
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from outbox_relay.admin import render_replays, replays
+    from outbox_relay.admin import replay_text, replays
 
-    show(arguments, lambda store: replays.replay(store, arguments.id), render_replays.replay_text)
+    show(arguments, lambda store: replays.replay(store, arguments.id), replay_text)
     return DONE
 
 

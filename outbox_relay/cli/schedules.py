@@ -23,9 +23,9 @@ def add(commands: Any) -> None:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from outbox_relay.admin import render_schedules, schedules
+    from outbox_relay.admin import schedules, schedules_text
 
-    show(arguments, schedules.schedules, render_schedules.schedules_text, "schedules")
+    show(arguments, schedules.schedules, schedules_text, "schedules")
     return DONE
 
 

@@ -56,9 +56,9 @@ def _resume(arguments: argparse.Namespace) -> int:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from outbox_relay.admin import render_sinks, sinks
+    from outbox_relay.admin import sinks, sinks_text
 
-    show(arguments, sinks.sinks, render_sinks.sinks_text)
+    show(arguments, sinks.sinks, sinks_text)
     return DONE
 
 

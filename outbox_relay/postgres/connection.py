@@ -47,6 +47,8 @@ class Connection(psycopg.Connection[Any]):
     """
 
     until = float("inf")
+    losses, made_at = 0, 0.0
+    """The number of connections that its pool had lost when it was made, and the time."""
     give_up_at: Callable[[], float] = staticmethod(lambda: float("inf"))
 
     def wait(self, gen: Generator[Wait, Ready | int, T], *args: Any, **kwargs: Any) -> T:
@@ -84,7 +86,6 @@ class Connection(psycopg.Connection[Any]):
         return True
 
 
-C = TypeVar("C", bound=Connection)
 MARK: Final[LiteralString] = "outbox.direct"
 """The setting by which a direct connection knows that its startup packet has reached the server."""
 IS_DIRECT: Final[LiteralString] = "select pg_catalog.current_setting('outbox.direct', true) is not distinct from 'on'"
@@ -112,13 +113,12 @@ def is_direct(connection: psycopg.Connection[Any]) -> bool:
 
 
 def connect(
-    kind: type[C],
     dsn: str,
     *,
     pooler: bool = False,
     more_options: str = "",
     give_up_at: Callable[[], float] = lambda: float("inf"),
-) -> C:
+) -> Connection:
     """Return a new connection with the settings of the relay, which only a ``pooler`` keeps from it.
 
     Raises ``DatabaseUnavailable`` or ``DatabaseUnusable``.
@@ -126,7 +126,7 @@ def connect(
     find_authorities(dsn)
     began = time.monotonic()
     try:
-        connection = kind.connect(
+        connection = Connection.connect(
             dsn if pooler else direct(dsn, more_options),
             autocommit=True,
             prepare_threshold=None if pooler else 2,
@@ -149,7 +149,7 @@ def connect(
 def reaches_server(dsn: str) -> bool:
     """Return True if a connection of ``dsn`` that has settings of its own can be made, as through no pooler. Blocks."""
     try:
-        connect(Connection, dsn).close()
+        connect(dsn).close()
     except RelayError:
         return False
     return True

@@ -83,13 +83,6 @@ def rows_of(row: type[NamedTuple]) -> RowFactory[Any]:
     return make
 
 
-class PooledConnection(Connection):
-    """A connection of ``Database``: ``losses`` and ``made_at`` are the state when it was made."""
-
-    losses = 0
-    made_at = 0.0
-
-
 class Database:
     """At most ``connections`` connections, more for sinks and for replays, and the statements of ``sql/`` by name.
 
@@ -120,7 +113,7 @@ class Database:
         self._sink_slots = threading.Semaphore(sink_connections) if sink_connections else self._slots
         self._replay_slots = threading.Semaphore(replay_connections) if replay_connections else self._sink_slots
         self._thread = threading.local()
-        self._idle: list[PooledConnection] = []
+        self._idle: list[Connection] = []
         self._is_open = False
         self.give_up_at = float("inf")
         """The ``time.monotonic()`` value from which nothing waits for an answer of the database."""
@@ -266,9 +259,7 @@ class Database:
                 raise explain_statement(error, name) from None
 
     @contextmanager
-    def _connection(
-        self, name: str, deadline: float | None = None, grant: str | None = None
-    ) -> Generator[PooledConnection]:
+    def _connection(self, name: str, deadline: float | None = None, grant: str | None = None) -> Generator[Connection]:
         """Lend a connection for the statement ``name``, which has ``deadline`` seconds to be answered."""
         deadline = deadline or min(self.call_seconds, getattr(self._thread, "seconds", self.call_seconds))
         until = time.monotonic() + deadline
@@ -291,7 +282,7 @@ class Database:
         finally:
             slots.release()
 
-    def _explained(self, error: psycopg.Error | TimeoutError, connection: PooledConnection, name: str) -> RelayError:
+    def _explained(self, error: psycopg.Error | TimeoutError, connection: Connection, name: str) -> RelayError:
         """Return the error of a statement, and count the connection if it was lost."""
         explained = explain_statement(error, name) if is_alive(connection, error) else explain(error, statement=name)
         known = connection.losses != self.connection_losses
@@ -302,7 +293,7 @@ class Database:
 
     # -- connections ------------------------------------------------------------------------------------------
 
-    def _taken(self) -> PooledConnection:
+    def _taken(self) -> Connection:
         """Return an idle connection, or a new one."""
         if not self._is_open or time.monotonic() > self.give_up_at:
             raise DatabaseUnavailable("there is no connection to the database")
@@ -316,7 +307,7 @@ class Database:
             # A connection was made before: a password may be on the way to be replaced.
             raise DatabaseUnavailable(str(error)) from None
 
-    def _returned(self, connection: PooledConnection) -> None:
+    def _returned(self, connection: Connection) -> None:
         if self._is_open and connection.pgconn.transaction_status == TransactionStatus.IDLE:
             self._idle.append(connection)
             if not self._is_open:  # it was closed meanwhile
@@ -324,7 +315,7 @@ class Database:
         else:
             connection.close()
 
-    def _popped(self) -> PooledConnection | None:
+    def _popped(self) -> Connection | None:
         try:
             return self._idle.pop()
         except IndexError:
@@ -334,10 +325,10 @@ class Database:
         while (connection := self._popped()) is not None:
             connection.close()
 
-    def _connect(self) -> PooledConnection:
+    def _connect(self) -> Connection:
         """Return a new connection. Raises ``ConfigurationError``, ``DatabaseUnavailable`` or ``DatabaseUnusable``."""
         losses, began = self.connection_losses, time.monotonic()
-        connection = connect(PooledConnection, self._read_dsn(), pooler=self.pooler, give_up_at=lambda: self.give_up_at)
+        connection = connect(self._read_dsn(), pooler=self.pooler, give_up_at=lambda: self.give_up_at)
         connection.losses, connection.made_at = losses, began
         return connection
 

@@ -206,7 +206,7 @@ def dsn_identity(dsn: str) -> DatabaseIdentity:
 def _connected(dsn: str, more_options: str = "") -> Connection:
     """Return a connection that keeps a session. Raises ``RelayError``."""
     try:
-        connection = connect(Connection, dsn, more_options=more_options)
+        connection = connect(dsn, more_options=more_options)
     except RelayError as error:
         raise (DatabaseUnusable(POOLED) if SET_POOLER in str(error) else error) from None
     connection.until = time.monotonic() + CONNECT_SECONDS

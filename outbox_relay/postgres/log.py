@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import lru_cache, partialmethod
 from typing import Any, Final, NamedTuple, cast
@@ -193,16 +193,23 @@ class LogStatements(Database):
     """Read the latecomers. With ``most_payload`` the read may be incomplete: see ``event.pop_scan_end``."""
 
 
-_NO_WINDOW: Final = dict.fromkeys(("a_seq", "a", "a_next", *WindowRequest.__slots__))
+_REQUESTED: Final = tuple(field.name for field in fields(WindowRequest))
+_NO_WINDOW: Final[dict[str, Any]] = dict.fromkeys(("a_seq", "a", "a_next", *_REQUESTED))
 
 
 def _look_parameters(request: WindowRequest | None) -> dict[str, Any]:
     """Return the parameters of the statement ``look`` but ``known``. None asks for the tick alone."""
     if request is None:
         return _NO_WINDOW
-    parameters: dict[str, Any] = {name: getattr(request, name) for name in WindowRequest.__slots__}
-    a = request.a
-    return parameters | {"shards": _array(request.shards), "a_seq": a.seq, "a": a.snapshot, "a_next": a.next_xid}
+    a, types = request.a, None if request.types is None else list(request.types)
+    return {
+        **{name: getattr(request, name) for name in _REQUESTED},
+        "shards": _array(request.shards),
+        "types": types,
+        "a_seq": a.seq,
+        "a": a.snapshot,
+        "a_next": a.next_xid,
+    }
 
 
 @lru_cache(maxsize=64)

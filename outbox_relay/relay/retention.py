@@ -12,7 +12,8 @@ from structlog.stdlib import BoundLogger
 
 from outbox_relay.postgres.retention import Pass, Person
 from outbox_relay.postgres.store import Store
-from outbox_relay.retention.passes import Archiver, Outcome, RetentionPass, Stopped, run_pass
+from outbox_relay.retention.archiver import Archiver
+from outbox_relay.retention.passes import Outcome, RetentionPass, Stopped, run_pass
 
 PASS_SECONDS = 60.0
 """Interval between two passes."""

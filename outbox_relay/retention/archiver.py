@@ -25,7 +25,7 @@ WAIT_SECONDS = 0.25
 """Interval at which the process that waits for one of them renews its lease, or is stopped."""
 
 
-def archiver_for(address: str, form: str, dsn: Callable[[], str], *, pooler: bool) -> ProcessArchiver | None:
+def archiver_for(address: str, form: str, dsn: Callable[[], str], *, pooler: bool) -> Archiver | None:
     """Return the archiver for the settings, or None without an address.
 
     Raises ``ConfigurationError`` if pyarrow is not installed.
@@ -34,10 +34,10 @@ def archiver_for(address: str, form: str, dsn: Callable[[], str], *, pooler: boo
         return None
     if find_spec("pyarrow") is None:
         raise ConfigurationError("retention.archive: needs pip install 'outbox-relay[archive]'")
-    return ProcessArchiver(address, form, dsn, pooler=pooler)
+    return Archiver(address, form, dsn, pooler=pooler)
 
 
-class ProcessArchiver:
+class Archiver:
     """Archives days below ``address``, in the format ``form``. ``dsn`` is called for each archive, and may block."""
 
     def __init__(self, address: str, form: str, dsn: Callable[[], str], *, pooler: bool) -> None:

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from outbox_relay.domain.errors import ArchiveFailed, RelayError, StatementFailed
 from outbox_relay.postgres.retention import FIRST, DayCheck, Pass, Person
 from outbox_relay.postgres.store import Store
+from outbox_relay.retention.archiver import Archiver
 from outbox_relay.retention.wording import CHANGED, LOCKED, day_name, keepers_text, locked_text
 
 if TYPE_CHECKING:
@@ -34,20 +35,6 @@ LOGGED_AT = 2
 """Number of passes in a row that leave a day for one reason of which the last has a line in the log."""
 STEPS = 100
 """Limit of the steps over uids, over marks, over dead rows and over attempts, in one pass."""
-
-
-class Archiver(Protocol):
-    """Writes the archive of a checked day, and verifies it."""
-
-    def archive(self, store: Store, day: str, lease: int, waiting: Callable[[], None]) -> int:
-        """Return the number of events in the archive, which is recorded in the database.
-
-        The objects of earlier archives of the day that are not verified are removed. ``waiting`` is called several
-        times a second meanwhile. Whatever it raises ends the archiving.
-
-        Raises ``ArchiveFailed``, and as the store.
-        """
-        ...
 
 
 class Stopped(RelayError):

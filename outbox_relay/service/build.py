@@ -20,7 +20,7 @@ from outbox_relay.relay.measures import RelayMeasures
 from outbox_relay.relay.retention import PASS_SECONDS, Retention
 from outbox_relay.relay.schedules import ScheduleDefinitions, Schedules
 from outbox_relay.relay.ticks import Ticks
-from outbox_relay.retention.archiver import ProcessArchiver, archiver_for
+from outbox_relay.retention.archiver import Archiver, archiver_for
 from outbox_relay.service.clients import Clients, build_specs
 from outbox_relay.service.figures import ROUND_SECONDS, Figures
 from outbox_relay.service.history import MINUTE_SECONDS, History
@@ -142,7 +142,7 @@ def build_retention(
     )
 
 
-def build_archiver(settings: Settings) -> ProcessArchiver | None:
+def build_archiver(settings: Settings) -> Archiver | None:
     """Return the archiver of days, or None without an archive. Raises ``ConfigurationError`` without pyarrow."""
     database, retention = settings.database, settings.retention
     pooler = database.pooler == "transaction"

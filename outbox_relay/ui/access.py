@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
 import ipaddress
 import os
 import time
 from base64 import b64decode
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from starlette.requests import HTTPConnection
@@ -20,6 +19,7 @@ from outbox_relay.service.logs import logger
 from outbox_relay.ui.users import FileContent, User, UserEntry, token_digest, verify_password
 
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+IPAddress: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Authenticate: TypeAlias = Callable[[HTTPConnection], User | Awaitable[User | None] | None]
 """Returns the user of a request, or None if it has none."""
 
@@ -45,11 +45,16 @@ UNKNOWN: Final = "scrypt$16384$8$5$AAAAAAAAAAAAAAAAAAAAAA==$AAAAAAAAAAAAAAAAAAAA
 
 
 class Refusal(NamedTuple):
-    """The answer to a request without a user: its status, a sentence, and the header ``WWW-Authenticate``."""
+    """The answer to a request that is not let in: its status, a sentence, and its own headers."""
 
     status: int
     reason: str
-    challenge: str | None = None
+    headers: Mapping[str, str] = {}
+
+
+def _ask(challenge: str, reason: str) -> Refusal:
+    """Return the refusal that asks for a user."""
+    return Refusal(401, reason, {"www-authenticate": challenge})
 
 
 class Access(Protocol):
@@ -114,7 +119,7 @@ class Basic:
     async def user(self, request: HTTPConnection) -> User | Refusal:
         """Return the user whose name and password ``request`` has."""
         if (given := _credentials(request)) is None:
-            return Refusal(401, "give your name and password", self.CHALLENGE)
+            return _ask(self.CHALLENGE, "give your name and password")
         name, password = given
         account = (await asyncio.to_thread(self._users.current)).get(name)
         stored = account.hash if account and account.hash else UNKNOWN
@@ -125,7 +130,7 @@ class Basic:
         if is_right is None:
             return Refusal(429, "too many wrong passwords: try again in a minute")
         if not is_right or account is None:
-            return Refusal(401, "the name or the password is wrong", self.CHALLENGE)
+            return _ask(self.CHALLENGE, "the name or the password is wrong")
         self._remember(mark)
         return account.user
 
@@ -165,7 +170,8 @@ class TrustedProxy:
 
     async def user(self, request: HTTPConnection) -> User | Refusal:
         """Return the user whom the proxy has named."""
-        if not self._is_trusted(client_address(request)):
+        address = client_ip(request)
+        if address is None or not any(address in network for network in self._trusted):
             return Refusal(403, "requests are answered only if they come through the proxy")
         names = request.headers.getlist(self._header)
         if len(names) != 1 or not names[0].strip(BLANK) or len(names[0]) > HEADER_BYTES:
@@ -173,14 +179,6 @@ class TrustedProxy:
         name = _decoded(names[0].strip(BLANK))
         account = (await asyncio.to_thread(self._users.current)).get(name) if self._users else None
         return account.user if account else User("".join(c if c.isprintable() else "?" for c in name)[:64], "viewer")
-
-    def _is_trusted(self, address: str) -> bool:
-        try:
-            found = ipaddress.ip_address(address)
-        except ValueError:
-            return False
-        mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-        return any((mapped or found) in network for network in self._trusted)
 
 
 class Tokens:
@@ -198,7 +196,7 @@ class Tokens:
         found = (await asyncio.to_thread(self._tokens.current)).get(token_digest(token))
         if found is None:  # a token is too long to be guessed, so others of this address need not wait
             self._failures.add(client_group(request))
-            return Refusal(401, "the token is not known", self.CHALLENGE)
+            return _ask(self.CHALLENGE, "the token is not known")
         return found
 
 
@@ -229,19 +227,19 @@ def is_bearer(request: HTTPConnection) -> bool:
     return request.headers.get("authorization", "")[:7].lower() == "bearer "
 
 
-def client_address(request: HTTPConnection) -> str:
-    """Return the address at the other end of the connection; empty if it has none."""
-    return request.client.host if request.client else ""
+def client_ip(request: HTTPConnection) -> IPAddress | None:
+    """Return the address at the other end of the connection, one of IPv4 in its own form, or None if it has none."""
+    try:
+        found = ipaddress.ip_address(request.client.host if request.client else "")
+    except ValueError:
+        return None
+    return (found.ipv4_mapped or found) if isinstance(found, ipaddress.IPv6Address) else found
 
 
 def client_group(request: HTTPConnection) -> str:
     """Return the address whose failures are counted together: an IPv6 network of 64 bits counts as one address."""
-    address = client_address(request)
-    try:
-        found = ipaddress.ip_address(address)
-    except ValueError:
-        return address
-    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is None:
+    found = client_ip(request)
+    if isinstance(found, ipaddress.IPv6Address):
         return str(ipaddress.ip_network((found, 64), strict=False))
     return str(found)
 
@@ -272,8 +270,3 @@ def read_networks(text: str) -> list[Network]:
     if any(each.prefixlen == 0 for each in (*old, *new)):
         raise ConfigurationError(f"--trusted-proxies: {text!r} would let every client name its user")
     return found
-
-
-def stable_digest(secret: bytes, *parts: str) -> str:
-    """Return a keyed digest of ``parts`` in hexadecimal digits."""
-    return hmac.new(secret, "\0".join(parts).encode(errors="surrogatepass"), hashlib.sha256).hexdigest()

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -24,35 +24,31 @@ from outbox_relay.domain.errors import (
     StatementFailed,
 )
 from outbox_relay.service.logs import logger
-from outbox_relay.ui import act, api, pages, reads
+from outbox_relay.ui import delivery_views, endpoints, log_views
 from outbox_relay.ui.access import Access, Authenticate, Host
-from outbox_relay.ui.guard import Guard, path_of
+from outbox_relay.ui.endpoints import PREFIX
+from outbox_relay.ui.guard import Guard, is_api, path_of
 from outbox_relay.ui.jobs import TooManyJobs
 from outbox_relay.ui.render import ENVIRONMENT, error_page, root_of, site_of
 from outbox_relay.ui.site import PageOptions, Site
+from outbox_relay.ui.views import VIEWS, View
 
 Endpoint: TypeAlias = Callable[[Request], Response]
 
 PAGES: Final[Mapping[str, Endpoint]] = {
-    "/": pages.shown("overview.html", reads.overview),
-    "/sinks/{name}": pages.sink,
-    "/exceptions": pages.exceptions,
-    "/exceptions/export": pages.export,
-    "/events/{uid}": pages.shown("event.html", reads.event),
-    "/keys/{hash}": pages.shown("key.html", reads.key),
-    "/replays": pages.shown("replays.html", reads.replays),
-    "/schedules": pages.shown("schedules.html", reads.schedules),
-    "/relays": pages.shown("relays.html", reads.relays),
-    "/database": pages.shown("database.html", reads.database),
-    "/audit": pages.shown("audit.html", reads.audit),
-    "/jobs/{id}": pages.job,
-    "/actions/{action}": act.plan,
-    **{api.PREFIX + path: endpoint for path, endpoint in api.ENDPOINTS.items()},
+    "/": endpoints.shown(View(log_views.overview, "", "", template="overview.html")),
+    "/exceptions": delivery_views.exceptions_page,
+    "/exceptions/export": delivery_views.export,
+    "/actions/{action}": endpoints.plan,
+    **{path: endpoints.shown(view) for path, view in VIEWS.items() if view.template},
+    **{PREFIX + path: endpoints.answered(view) for path, view in VIEWS.items()},
+    PREFIX + "/exceptions/export": delivery_views.export,
+    PREFIX + "/openapi.json": endpoints.openapi,
 }
 POSTS: Final[Mapping[str, Endpoint]] = {
-    "/search": pages.search,
-    "/actions/{action}": act.act,
-    api.PREFIX + "/actions/{action}": api.action,
+    "/search": endpoints.search,
+    "/actions/{action}": endpoints.act,
+    PREFIX + "/actions/{action}": endpoints.answer_action,
 }
 
 
@@ -68,7 +64,7 @@ def _threaded(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
 ROUTES: Final = (
     *(Route(path, _threaded(endpoint), methods=["GET"]) for path, endpoint in PAGES.items()),
     *(Route(path, _threaded(endpoint), methods=["POST"]) for path, endpoint in POSTS.items()),
-    Route("/static/{name}", pages.static),
+    Route("/static/{name}", endpoints.static),
 )
 
 
@@ -104,57 +100,46 @@ def build_app(
         yield
         await asyncio.to_thread(site.close)
 
-    handlers: dict[Any, Any] = {RelayError: _relay_error, HTTPException: _http_error, Exception: _unexpected}
+    handlers: dict[Any, Any] = dict.fromkeys((RelayError, HTTPException, Exception), _failed)
     app = Starlette(routes=list(ROUTES), lifespan=lifespan, exception_handlers=handlers)
     app.state.site = site
     return Guard(app, access, _refuse, tokens=tokens, hosts=hosts, read_only=site.options.read_only, close=site.close)
 
 
-def status_of(error: RelayError) -> int:
-    """Return the HTTP status for ``error``."""
-    match error:
-        case NotFound():
-            return 404
-        case ConfigurationError():
-            return 400
-        case RightMissing():
-            return 403
-        case TooManyJobs():
-            return 429
-        case DatabaseUnavailable() | StatementFailed() | DatabaseUnusable():
-            return 503
-        case _:
-            return 500
-
-
-def _answer(request: Request, status: int, reason: str) -> Response:
-    if path_of(request).startswith("/api/"):
-        return JSONResponse({"error": reason}, status)
-    return error_page(request, status, reason)
-
-
-def _relay_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RelayError)  # noqa: S101 - as registered
-    return _answer(request, status_of(error), str(error))
-
-
-def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)  # noqa: S101 - as registered
-    reasons = {404: "there is no such page", 405: "this path does not answer this method"}
-    answer = _answer(request, error.status_code, reasons.get(error.status_code, error.detail))
-    answer.headers.update(error.headers or {})
+def _failed(request: Request, error: Exception) -> Response:
+    """Return the answer to a request that failed: JSON from the API, otherwise a page."""
+    status, reason = _status_of(error)
+    if status == 500:
+        logger().error("ui.failed", path=path_of(request), exc_info=error)
+    answer = JSONResponse({"error": reason}, status) if is_api(request) else error_page(request, status, reason)
+    if isinstance(error, HTTPException):
+        answer.headers.update(error.headers or {})
     return answer
 
 
-def _unexpected(request: Request, error: Exception) -> Response:
-    logger().error("ui.failed", path=path_of(request), exc_info=error)
-    return _answer(request, 500, "this request failed; the log of this process says why")
+def _status_of(error: Exception) -> tuple[int, str]:
+    """Return the HTTP status of ``error``, and what is said of it."""
+    match error:
+        case HTTPException():
+            reasons = {404: "there is no such page", 405: "this path does not answer this method"}
+            return error.status_code, reasons.get(error.status_code, error.detail)
+        case NotFound():
+            return 404, str(error)
+        case ConfigurationError():
+            return 400, str(error)
+        case RightMissing():
+            return 403, str(error)
+        case TooManyJobs():
+            return 429, str(error)
+        case DatabaseUnavailable() | StatementFailed() | DatabaseUnusable():
+            return 503, str(error)
+        case _:
+            return 500, "this request failed; the log of this process says why"
 
 
 def _refuse(request: HTTPConnection, status: int, reason: str) -> ASGIApp:
     """Return the answer to a request that was refused before its user was known."""
-    if path_of(request).startswith("/api/"):
+    if is_api(request):
         return JSONResponse({"error": reason}, status)
-    root = root_of(request)
-    html = ENVIRONMENT.get_template("refused.html").render({"root": root, "status": status, "reason": reason})
-    return Response(html, status, media_type="text/html")
+    values = {"root": root_of(request), "status": status, "reason": reason}
+    return HTMLResponse(ENVIRONMENT.get_template("refused.html").render(values), status)

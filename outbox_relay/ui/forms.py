@@ -58,35 +58,24 @@ def single(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def read_filter(fields: Mapping[str, str], states: Sequence[str] = LISTED) -> dict[str, Any]:
-    """Return the filter of deliveries that ``fields`` describe. Empty fields do not count, except for a key.
+    """Return the filter of deliveries that ``fields`` describe. Empty fields do not count, except for a key and a kind.
 
-    Blanks around a value do not count either, except in the texts ``EXACT``, which may have some.
-
-    ``states`` are those that can be selected, of which the first is the default.
+    Blanks around a value do not count either, except in the texts ``EXACT``. ``states`` are those that can be selected,
+    of which the first is the default.
 
     Raises ``ConfigurationError``, which names the field.
     """
-    trimmed = {name: value if name in EXACT else value.strip() for name, value in fields.items()}
-    given = {name: trimmed[name] for name in FILTER_NAMES if trimmed.get(name)}
-    wanted: dict[str, Any] = {name: given[name] for name in FILTER_TEXTS if name in given}
-    if "key" in fields or fields.get(KEY_HASH, "").strip():
-        # As it is: a key may be empty, or begin with a space. A hash without its key must not select every key.
+    given = {name: value if name in EXACT else value.strip() for name, value in fields.items()}
+    wanted: dict[str, Any] = {name: given[name] for name in FILTER_TEXTS if given.get(name)}
+    wanted |= {name: fields[name] for name in MAY_BE_EMPTY if name in fields}  # as it is: a key may begin with a space
+    if given.get(KEY_HASH):  # which must not select every key
         wanted["key"] = fields["key"]
-    if KIND in fields:
-        wanted[KIND] = fields[KIND]
-    if fields.get(AS_OF, "").strip():
-        given[AS_OF] = fields[AS_OF].strip()
-    for name in (*FILTER_TIMES, AS_OF):
-        if name in given:
-            try:
-                wanted[name] = read_moment(given[name])
-            except ValueError as error:
-                raise ConfigurationError(f"{name} {error}") from None
-    if "status" in given:
+    wanted |= {name: read_time(name, given[name]) for name in (*FILTER_TIMES, AS_OF) if given.get(name)}
+    if given.get("status"):
         wanted["status"] = read_integer("status", given["status"], 0, 99_999)
-    if "uid" in given:
+    if given.get("uid"):
         wanted["uids"] = [str(read_uid(each)) for each in given["uid"].replace(",", " ").split()]
-    state = given.get("state", states[0])
+    state = given.get("state") or states[0]
     if state not in states:
         raise ConfigurationError(f"state should be one of {', '.join(states)}")
     wanted["states"] = list(STATES) if state == ALL else [state]
@@ -108,24 +97,20 @@ def read_uid(value: str) -> UUID:
         raise ConfigurationError("a uid should be a UUID, as emit returned it") from None
 
 
+def read_time(name: str, value: str) -> str:
+    """Return the time or age that a field names. Raises ``ConfigurationError``."""
+    try:
+        return read_moment(value.strip())
+    except ValueError as error:
+        raise ConfigurationError(f"{name} {error}") from None
+
+
 def read_place(fields: Mapping[str, str]) -> Place | None:
     """Return the place where a page of a list begins, or None for the first page. Raises ``ConfigurationError``."""
     if not fields.get("before"):
         return None
     number, _, sink = fields["before"].partition("-")
     return read_integer("before", number, 0, 2**63 - 1), sink
-
-
-def read_before(fields: Mapping[str, str]) -> int | None:
-    """Return the id before which a list of events begins, or None. Raises ``ConfigurationError`` for another field."""
-    refuse_unknown(fields, ("before",))
-    return read_integer("before", fields["before"], 0, 2**63 - 1) if fields.get("before") else None
-
-
-def read_after(fields: Mapping[str, str]) -> str:
-    """Return the name after which a page of a list begins. Raises ``ConfigurationError`` for any other field."""
-    refuse_unknown(fields, ("after",))
-    return fields.get("after", "")
 
 
 def refuse_unknown(fields: Mapping[str, str], known: Collection[str]) -> None:
@@ -165,13 +150,3 @@ def is_uid(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def read_since(value: str) -> str | None:
-    """Return the time that a field names, or None if it is empty. Raises ``ConfigurationError``."""
-    if not value.strip():
-        return None
-    try:
-        return read_moment(value.strip())
-    except ValueError as error:
-        raise ConfigurationError(f"since {error}") from None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -27,13 +27,11 @@ BY_TOKEN: Final = "outbox_relay.by_token"  # noqa: S105 - the name of a key
 """The key of a request's scope that is True if a bearer token has named the user."""
 BODY: Final = "outbox_relay.body"
 """The key of a request's scope that has the body of a POST."""
-OTHER_SITE: Final = "this request comes from another site; open the page itself, and try again"
 BODY_BYTES: Final = 64 * 1024
 """Maximum size of a request's body: a form, or a filter of the API."""
 BODY_SECONDS: Final = 10.0
 """Time limit for receiving it."""
-SAFE_METHODS: Final = ("GET", "HEAD")
-METHODS: Final = (*SAFE_METHODS, "POST")
+TOO_LARGE: Final = Refusal(413, f"a request has at most {BODY_BYTES:,} bytes, within {BODY_SECONDS:g} s")
 LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "[::1]")
 CSP: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -95,69 +93,62 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
             return
         request = HTTPConnection(scope)
-        app = await self._examine(request)
-        if app is self._app and _method(request) not in SAFE_METHODS:
-            if (body := await _read(receive)) is None:
-                app = self._refuse(
-                    request, 413, f"a request has at most {BODY_BYTES:,} bytes, within {BODY_SECONDS:g} s"
-                )
-            else:
-                scope[BODY] = body
-        await app(scope, receive, _with_headers(send))
+        refusal = self._refused(request) or await self._identify(request) or await _take_body(request, receive)
+        app = self._app if refusal is None else self._refuse(request, refusal.status, refusal.reason)
+        await app(scope, receive, _protected(send, refusal.headers if refusal else {}))
 
-    async def _examine(self, request: HTTPConnection) -> ASGIApp:
-        """Return the application that answers ``request``: ours, or a refusal."""
-        if refusal := self._refused(request):
-            more = {"allow": ", ".join(METHODS)} if refusal[0] == 405 else {}
-            return _answering(self._refuse(request, *refusal), more)
-        found = await self._user(request)
-        if isinstance(found, Refusal):
-            more = {"www-authenticate": found.challenge} if found.challenge else {}
-            return _answering(self._refuse(request, found.status, found.reason), more)
-        request.scope[USER] = found
-        request.scope[BY_TOKEN] = self._has_token(request)
-        if _method(request) not in SAFE_METHODS and _acts(request):
-            if self._read_only:
-                return self._refuse(request, 403, "this page is read-only: it was started with --read-only")
-            if found.role != "operator":
-                return self._refuse(request, 403, f"{found.name} is a viewer: only an operator may do this")
-        return self._app
-
-    def _refused(self, request: HTTPConnection) -> tuple[int, str] | None:
-        if _method(request) not in METHODS:
-            return 405, "the methods are GET, HEAD and POST"
+    def _refused(self, request: HTTPConnection) -> Refusal | None:
+        """Return the refusal of a request whatever its user may do."""
+        is_safe = _is_safe(request)
+        if not is_safe and request.scope["method"] != "POST":
+            return Refusal(405, "the methods are GET, HEAD and POST", {"allow": "GET, HEAD, POST"})
         if self._hosts is not None and _host_name(request.headers.get("host", "")) not in self._hosts:
-            return 421, "the header Host names another server: open the page at the address that it printed"
+            return Refusal(421, "the header Host names another server: open the page at the address that it printed")
         length = request.headers.get("content-length", "0")
         if not (length.isascii() and length.isdigit()) or len(length) > 10 or int(length) > BODY_BYTES:
-            return 413, f"a request has at most {BODY_BYTES:,} bytes"
+            return TOO_LARGE
         if self._has_token(request):  # which no browser adds by itself
             return None
-        if _method(request) not in SAFE_METHODS and not is_same_origin(request):
-            return 403, OTHER_SITE
         is_foreign = request.headers.get("sec-fetch-site") == "cross-site"
-        if is_foreign and request.headers.get("sec-fetch-mode") != "navigate":
-            return 403, OTHER_SITE
+        if (is_foreign and request.headers.get("sec-fetch-mode") != "navigate") or not (
+            is_safe or is_same_origin(request)
+        ):
+            return Refusal(403, "this request comes from another site; open the page itself, and try again")
         return None
 
-    def _has_token(self, request: HTTPConnection) -> bool:
-        return self._tokens is not None and is_bearer(request) and _is_api(request)
-
-    async def _user(self, request: HTTPConnection) -> User | Refusal:
+    async def _identify(self, request: HTTPConnection) -> Refusal | None:
+        """Find out who the user is; return the refusal if there is none, or one who may not do this."""
         try:
-            if self._tokens and is_bearer(request):
-                if _is_api(request):
-                    return await self._tokens.user(request)
-                if not isinstance(self._access, TrustedProxy):  # which may add a token of its own to each request
-                    return Refusal(401, "a token is for paths below /api/v1")
-            return await self._access.user(request)
+            found = await self._user(request)
         except RelayError as error:  # its file cannot be read: who asks need not know which
             logger().error("ui.access_failed", reason=str(error))
             return Refusal(503, "the users cannot be read; the log of this process says why")
+        if isinstance(found, Refusal):
+            return found
+        request.scope[USER] = found
+        request.scope[BY_TOKEN] = self._has_token(request)
+        if _is_safe(request) or path_of(request) == "/search":  # which only leads to another page
+            return None
+        if self._read_only:
+            return Refusal(403, "this page is read-only: it was started with --read-only")
+        if found.role != "operator":
+            return Refusal(403, f"{found.name} is a viewer: only an operator may do this")
+        return None
+
+    async def _user(self, request: HTTPConnection) -> User | Refusal:
+        if self._tokens and is_bearer(request):
+            if is_api(request):
+                return await self._tokens.user(request)
+            if not isinstance(self._access, TrustedProxy):  # which may add a token of its own to each request
+                return Refusal(401, "a token is for paths below /api/v1")
+        return await self._access.user(request)
+
+    def _has_token(self, request: HTTPConnection) -> bool:
+        return self._tokens is not None and is_bearer(request) and is_api(request)
 
 
-def _method(request: HTTPConnection) -> str:
-    return request.scope["method"]
+def _is_safe(request: HTTPConnection) -> bool:
+    return request.scope["method"] in ("GET", "HEAD")
 
 
 def path_of(request: HTTPConnection) -> str:
@@ -166,13 +157,9 @@ def path_of(request: HTTPConnection) -> str:
     return path.removeprefix(root) or "/" if root and path.startswith(root) else path
 
 
-def _is_api(request: HTTPConnection) -> bool:
+def is_api(request: HTTPConnection) -> bool:
+    """Return True if a request is for the API."""
     return path_of(request).startswith("/api/")
-
-
-def _acts(request: HTTPConnection) -> bool:
-    """Return True if a POST may change something. A search only leads to another page."""
-    return path_of(request) != "/search"
 
 
 def is_same_origin(request: HTTPConnection) -> bool:
@@ -211,28 +198,33 @@ def is_loopback(address: str) -> bool:
         return address == "localhost"
 
 
-async def _read(receive: Receive) -> bytes | None:
-    """Return the body of a request, or None if it is too large, too slow or cut off."""
+async def _take_body(request: HTTPConnection, receive: Receive) -> Refusal | None:
+    """Read the body of a POST into the scope; return the refusal if it is too large, too slow or cut off."""
+    if _is_safe(request):
+        return None
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):
             while len(body) <= BODY_BYTES:
                 message = await receive()
                 if message["type"] != "http.request":  # it broke off: what came is not what was meant
-                    return None
+                    break
                 body += message.get("body", b"")
-                if not message.get("more_body", False):
-                    return bytes(body) if len(body) <= BODY_BYTES else None
+                if not message.get("more_body", False) and len(body) <= BODY_BYTES:
+                    request.scope[BODY] = bytes(body)
+                    return None
     except TimeoutError:
         pass
-    return None
+    return TOO_LARGE
 
 
-def _with_headers(send: Send, more: dict[str, str] | None = None) -> Send:
+def _protected(send: Send, more: Mapping[str, str]) -> Send:
+    """Return ``send`` with the headers of every answer, and with ``more``."""
+
     async def protected(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
-            for name, value in (more or HEADERS).items():
+            for name, value in {**HEADERS, **more}.items():
                 headers[name] = value
             if target := headers.get("location"):
                 headers["location"] = _local(target)
@@ -249,14 +241,3 @@ def _local(target: str) -> str:
     """
     found = urlsplit(target)
     return f"/{found.path.lstrip('/')}{f'?{found.query}' if found.query else ''}"
-
-
-def _answering(app: ASGIApp, more: dict[str, str]) -> ASGIApp:
-    """Return ``app`` with ``more`` headers in its answer."""
-    if not more:
-        return app
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        await app(scope, receive, _with_headers(send, more))
-
-    return answer

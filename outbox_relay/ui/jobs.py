@@ -6,15 +6,15 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
 
 from outbox_relay.domain.errors import ConfigurationError, NotFound, RelayError
 from outbox_relay.service.logs import logger
 
-KEPT_MOST = 200
+KEPT_MOST: Final = 200
 """Maximum number of jobs that are remembered."""
-RUNNING_MOST = 4
+RUNNING_MOST: Final = 4
 """Maximum number of jobs that run at once."""
 
 Report = Callable[[int], None]
@@ -26,28 +26,29 @@ class TooManyJobs(RelayError):
     """As many jobs as may run at once are running."""
 
 
-@dataclass(slots=True)
-class Job:
-    """An action, its state and a sentence about its result."""
-
-    id: str
-    title: str
-    user: str
-    back: str
-    state: Literal["running", "done", "failed"] = "running"
-    done: int = 0
-    said: str = ""
-    refusal: ConfigurationError | NotFound | None = None
-    """The error if it was refused for the values that it was given, and has changed nothing."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the job for the API."""
-        return {"id": self.id, "title": self.title, "user": self.user, "state": self.state,
-                "done": self.done, "result": self.said or None}  # fmt: skip
-
-
 class Interrupted(RelayError):
     """The page is closed."""
+
+
+@dataclass(slots=True)
+class Job:
+    """An action, its state and a sentence about its result. ``page`` is the path of the page that it is about."""
+
+    title: str
+    user: str
+    page: str
+    id: str = field(default_factory=lambda: secrets.token_hex(8))
+    state: Literal["running", "done", "failed"] = "running"
+    done: int = 0
+    result: str | None = None
+    refusal: ConfigurationError | NotFound | None = None
+    """The error if it was refused for the values that it was given, and has changed nothing."""
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the job for the API and its page."""
+        names = ("id", "title", "user", "page", "state", "done", "result")
+        return {name: getattr(self, name) for name in names}
 
 
 class Jobs:
@@ -55,36 +56,24 @@ class Jobs:
 
     def __init__(self) -> None:
         self._jobs: OrderedDict[str, Job] = OrderedDict()
-        self._threads: dict[str, threading.Thread] = {}
         self._lock = threading.Lock()
         self._is_closed = False
 
-    def find(self, job_id: str) -> Job | None:
-        """Return a job, or None if it is not remembered."""
-        return self._jobs.get(job_id)
-
-    def start(self, title: str, user: str, back: str, work: Work) -> Job:
-        """Begin a job. ``back`` is the path of the page to return to.
-
-        Raises ``TooManyJobs``.
-        """
-        job = Job(secrets.token_hex(8), title, user, back)
-        with self._lock:
-            if len(self._threads) >= RUNNING_MOST:
-                raise TooManyJobs(f"{RUNNING_MOST} actions are running already: wait until one has ended")
-            self._jobs[job.id] = job
-            while len(self._jobs) > KEPT_MOST:
-                oldest = next(each for each in self._jobs if each not in self._threads)
-                del self._jobs[oldest]
-            thread = threading.Thread(target=self._run, args=(job, work), name=f"job {job.id}", daemon=True)
-            thread.start()
-            self._threads[job.id] = thread
+    def find(self, job_id: str) -> Job:
+        """Return a job. Raises ``NotFound``."""
+        if (job := self._jobs.get(job_id)) is None:
+            raise NotFound("this process does not know such an action: the audit says what was done")
         return job
 
-    def wait(self, job: Job, seconds: float) -> None:
-        """Wait until ``job`` has ended, for at most ``seconds``."""
-        if thread := self._threads.get(job.id):
-            thread.join(seconds)
+    def start(self, job: Job, work: Work) -> None:
+        """Begin ``job``. Raises ``TooManyJobs``."""
+        with self._lock:
+            if sum(not each.ended.is_set() for each in self._jobs.values()) >= RUNNING_MOST:
+                raise TooManyJobs(f"{RUNNING_MOST} actions are running already: wait until one has ended")
+            threading.Thread(target=self._run, args=(job, work), name=f"job {job.id}", daemon=True).start()
+            self._jobs[job.id] = job
+            if len(self._jobs) > KEPT_MOST:
+                del self._jobs[next(each.id for each in self._jobs.values() if each.ended.is_set())]
 
     def close(self) -> None:
         """End the jobs that run before their next step."""
@@ -97,15 +86,14 @@ class Jobs:
                 raise Interrupted("it was interrupted: ask for it again for the rest")
 
         try:
-            job.said = work(report)
+            job.result = work(report)
             job.state = "done"
         except RelayError as error:
-            job.said, job.state = str(error), "failed"
+            job.result, job.state = str(error), "failed"
             if isinstance(error, ConfigurationError | NotFound) and not job.done:
                 job.refusal = error.with_traceback(None)  # jobs are remembered, and a traceback keeps what it refers to
         except Exception as error:  # an unexpected fault ends this job
             logger().error("ui.failed", path="job", exc_info=error)
-            job.said, job.state = "it failed; the log of this process says why", "failed"
+            job.result, job.state = "it failed; the log of this process says why", "failed"
         finally:
-            with self._lock:
-                del self._threads[job.id]
+            job.ended.set()

@@ -6,7 +6,7 @@ import hmac
 import json
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, cast
 
@@ -16,12 +16,11 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import HTMLResponse, RedirectResponse
 
 from outbox_relay import __version__
-from outbox_relay.admin.render_why import state_text
-from outbox_relay.admin.text import duration
+from outbox_relay.admin.text import duration, state_text
+from outbox_relay.admin.thresholds import LATE_SECONDS
 from outbox_relay.relay.measures import BOUNDS
 from outbox_relay.retention.wording import keepers_text
-from outbox_relay.ui import charts
-from outbox_relay.ui.access import stable_digest
+from outbox_relay.ui import charts, forms
 from outbox_relay.ui.guard import USER, path_of
 from outbox_relay.ui.site import Site
 from outbox_relay.ui.users import User
@@ -101,6 +100,7 @@ def environment() -> Environment:
     shared: dict[str, Any] = {
         "bars": charts.bars, "line": charts.line, "steps": charts.steps_of, "step_times": charts.step_times,
         "shown_number": _number, "shown_percentile": _percentile, "state_text": state_text, "version": __version__,
+        "group_query": forms.group_query, "LATE_SECONDS": LATE_SECONDS,
     }  # fmt: skip
     cast("dict[str, Any]", made.globals).update(shared)
     return made
@@ -129,6 +129,18 @@ def shows_payloads(request: Request) -> bool:
     return user_of(request).role == "operator" and site_of(request).options.show_payloads
 
 
+def fields_of(request: Request, known: Collection[str]) -> dict[str, str]:
+    """Return the fields of a query. Those of a path without any are ignored: the application around it may add some.
+
+    Raises ``ConfigurationError`` if one is given twice, or means nothing.
+    """
+    if not known:
+        return {}
+    fields = forms.single(request.query_params.multi_items())
+    forms.refuse_unknown(fields, known)
+    return fields
+
+
 def root_of(request: HTTPConnection) -> str:
     """Return the path at which the page is mounted, without a slash at its end."""
     return request.scope.get("root_path", "").rstrip("/")
@@ -140,6 +152,7 @@ def page(request: Request, template: str, values: Mapping[str, Any], status: int
     cookie = request.cookies.get(CSRF_COOKIE, "") or secrets.token_urlsafe(32)
     query = request.scope.get("query_string", b"").decode("latin-1")
     root = root_of(request)
+    site = site_of(request)
     shared = {
         "layout": "part.html" if is_part else "base.html",
         "root": root,
@@ -148,13 +161,13 @@ def page(request: Request, template: str, values: Mapping[str, Any], status: int
         "user": user_of(request),
         "may_act": may_act(request),
         "csrf": csrf_token(request, cookie),
-        "key_hash": site_of(request).keys.hash,
+        "key_hash": site.keys.hash,
         "shows_payloads": shows_payloads(request),
         "asked": request.query_params,
-        "label": site_of(request).options.label,
-        "database": site_of(request).database(),
+        "label": site.options.label,
+        "place": site.database(),
     }
-    html = ENVIRONMENT.get_template(template).render({**shared, **values})
+    html = ENVIRONMENT.get_template(template).render({**values, **shared})
     answer = HTMLResponse(html, status)
     answer.headers["vary"] = "HX-Request"
     if not request.cookies.get(CSRF_COOKIE) and not is_part:
@@ -169,15 +182,15 @@ def error_page(request: Request, status: int, reason: str) -> HTMLResponse:
 
 
 def csrf_token(request: Request, cookie: str) -> str:
-    """Return the token that a form of this user must contain."""
-    return stable_digest(site_of(request).secret, "csrf", user_of(request).name, cookie)
+    """Return the token that a form of this user must contain: a keyed digest of its user and cookie."""
+    parts = "\0".join(("csrf", user_of(request).name, cookie))
+    return hmac.digest(site_of(request).secret, parts.encode(errors="surrogatepass"), "sha256").hex()
 
 
-def has_token(request: Request, fields: Mapping[str, str]) -> bool:
-    """Return True if a form has the token of its user and cookie."""
+def has_token(request: Request, token: str) -> bool:
+    """Return True if ``token`` is that of the user and the cookie of ``request``."""
     cookie = request.cookies.get(CSRF_COOKIE, "")
-    expected = csrf_token(request, cookie)
-    return bool(cookie) and hmac.compare_digest(fields.get(CSRF_FIELD, "").encode(), expected.encode())
+    return bool(cookie) and hmac.compare_digest(token.encode(), csrf_token(request, cookie).encode())
 
 
 def redirect(request: Request, path: str) -> RedirectResponse:

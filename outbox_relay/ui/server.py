@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -26,6 +26,7 @@ from outbox_relay.ui.guard import host_names, is_loopback
 from outbox_relay.ui.site import PageOptions, Site
 from outbox_relay.ui.users import FileContent, User, read_tokens, read_users
 
+T = TypeVar("T")
 CONNECTIONS_MOST: Final = 256
 """Maximum number of connections. More are answered with 503."""
 IDLE_SECONDS: Final = 15
@@ -56,58 +57,55 @@ OF_CLIENTS: Final = frozenset(("authorization", "cookie", "host", "origin", "ref
 """Names of headers that browsers send by themselves."""
 
 
-def check(serving: Serving) -> None:
-    """Raise ``ConfigurationError`` if options are missing or do not fit, or would open the page to any client."""
+def application(serving: Serving, dsn: Callable[[], str], *, pooler: bool) -> ASGIApp:
+    """Return the page as the options say. Raises ``ConfigurationError``."""
+    access = access_of(serving)
+    site = Site(dsn, pooler, PageOptions(serving.read_only, serving.show_payloads, serving.label))
+    tokens = _read_now(serving.tokens, read_tokens)
+    hosts = host_names(serving.address[0]) if serving.auth == "none" else None
+    return build_app(site, access, tokens=tokens and Tokens(tokens), hosts=hosts)
+
+
+def access_of(serving: Serving) -> Access:
+    """Return how users are found out.
+
+    Raises ``ConfigurationError`` if options are missing or do not fit, or would open the page to any client.
+    """
+    header, proxies = serving.proxy_header, serving.trusted_proxies
+    if serving.auth != "proxy" and (header or proxies):
+        raise ConfigurationError("--proxy-header and --trusted-proxies are for --auth proxy")
     if serving.auth == "none" and not is_loopback(serving.address[0]):
         raise ConfigurationError(
             f"--auth none would open the page to every client that reaches {serving.address[0]}: choose --auth basic "
             "or proxy, or listen on 127.0.0.1"
         )
-    if serving.auth == "basic" and serving.users is None:
-        raise ConfigurationError("--auth basic needs --users FILE; outbox-relay ui-user NAME ROLE prints a line of it")
-    if serving.auth == "proxy" and not (serving.proxy_header and serving.trusted_proxies):
-        raise ConfigurationError("--auth proxy needs --proxy-header and --trusted-proxies")
-    header = serving.proxy_header
-    if header is not None and (not HEADER_NAME.fullmatch(header) or header.lower() in OF_CLIENTS):
-        raise ConfigurationError(f"--proxy-header: {header!r} is no name of a header, such as X-User")
-    if serving.trusted_proxies is not None:
-        read_networks(serving.trusted_proxies)
-    if serving.auth != "proxy" and (serving.proxy_header or serving.trusted_proxies):
-        raise ConfigurationError("--proxy-header and --trusted-proxies are for --auth proxy")
     if serving.auth == "none" and serving.users is not None:
         raise ConfigurationError("--users is for --auth basic or proxy")
+    if serving.auth == "none":
+        return Anyone(User("local", "operator"))
+    if serving.auth == "proxy":
+        if not (header and proxies):
+            raise ConfigurationError("--auth proxy needs --proxy-header and --trusted-proxies")
+        if not HEADER_NAME.fullmatch(header) or header.lower() in OF_CLIENTS:
+            raise ConfigurationError(f"--proxy-header: {header!r} is no name of a header, such as X-User")
+        return TrustedProxy(header, read_networks(proxies), _read_now(serving.users, read_users))
+    if (users := _read_now(serving.users, read_users)) is None:
+        raise ConfigurationError("--auth basic needs --users FILE; outbox-relay ui-user NAME ROLE prints a line of it")
+    return Basic(users)
 
 
-def application(serving: Serving, dsn: Callable[[], str], *, pooler: bool) -> ASGIApp:
-    """Return the page as the options say. Raises ``ConfigurationError``."""
-    check(serving)
-    site = Site(dsn, pooler, PageOptions(serving.read_only, serving.show_payloads, serving.label))
-    tokens = None if serving.tokens is None else FileContent(serving.tokens, read_tokens)
-    if tokens is not None:
-        tokens.current()
-        _warn_of_readers(serving.tokens)
-    hosts = host_names(serving.address[0]) if serving.auth == "none" else None
-    return build_app(site, _access(serving), tokens=tokens and Tokens(tokens), hosts=hosts)
+def _read_now(path: Path | None, read: Callable[[Path], T]) -> FileContent[T] | None:
+    """Return the content of a file with secrets. Raises ``ConfigurationError`` if it cannot be read.
 
-
-def _access(serving: Serving) -> Access:
-    users = None if serving.users is None else FileContent(serving.users, read_users)
-    if users is not None:
-        users.current()
-        _warn_of_readers(serving.users)
-    match serving.auth:
-        case "basic" if users is not None:
-            return Basic(users)
-        case "proxy":
-            return TrustedProxy(serving.proxy_header or "", read_networks(serving.trusted_proxies or ""), users)
-        case _:
-            return Anyone(User("local", "operator"))
-
-
-def _warn_of_readers(path: Path | None) -> None:
-    """Warn if every user of this machine may read a file with secrets."""
-    if path is not None and path.stat().st_mode & stat.S_IROTH:
+    Warns if every user of this machine may read it.
+    """
+    if path is None:
+        return None
+    content = FileContent(path, read)
+    content.current()
+    if path.stat().st_mode & stat.S_IROTH:
         logger().warning("ui.readable_secrets", file=str(path))
+    return content
 
 
 def serve(serving: Serving, dsn: Callable[[], str], *, pooler: bool, say: Callable[[str], None]) -> None:

@@ -175,20 +175,12 @@ class FileContent(Generic[T]):
 
     def current(self) -> T:
         """Return the content. Raises ``ConfigurationError``; may block."""
-        version = self._stat()
-        if version != self._version or self._content is None:
-            self._content = self._read(self._path)
-            self._version = version
-        return self._content
-
-    @property
-    def version(self) -> tuple[int, int, int] | None:
-        """A value that changes with the file."""
-        return self._version
-
-    def _stat(self) -> tuple[int, int, int]:
         try:
             found = self._path.stat()
         except OSError as error:
             raise ConfigurationError(f"{self._path}: {error.strerror or error}") from None
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        version = found.st_mtime_ns, found.st_size, found.st_ino
+        if version != self._version or self._content is None:
+            self._content = self._read(self._path)
+            self._version = version
+        return self._content

@@ -52,8 +52,7 @@ comment on table outbox.grantee is
 create table outbox.secret (
     single boolean primary key default true check (single),
     hash_key bytea not null default decode(replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', ''), 'hex'),
-    config_key bytea not null default decode(replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', ''), 'hex'),
-    page_key bytea not null default decode(replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', ''), 'hex')
+    config_key bytea not null default decode(replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', ''), 'hex')
 );
 insert into outbox.secret default values;
 comment on table outbox.secret is
@@ -62,5 +61,3 @@ comment on column outbox.secret.hash_key is
     'Of keys and uids of events in the audit and in manifests of archives.';
 comment on column outbox.secret.config_key is
     'Of secret settings that relays record.';
-comment on column outbox.secret.page_key is
-    'Of keys of events in links of the page, which all its processes share. Roles that can read it can read the keys themselves.';

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-import threading
 from datetime import datetime, timedelta
 from typing import Any, cast
 from zoneinfo import ZoneInfo
@@ -18,19 +16,18 @@ from outbox_relay.domain.outcomes import DELIVERED, Refused, Verdict
 from outbox_relay.ui.users import User
 from tests.support import books as owned
 from tests.support import browser as chromium
-from tests.support.database import Database, query
+from tests.support.database import Database
 from tests.support.deliveries import delivered, emit, has
 from tests.support.ledger import Ledger
 from tests.support.memory_sink import MemorySink
 from tests.support.page import served
 from tests.support.relay_harness import running, spec
-from tests.support.replays import Clients
 from tests.support.schedules import register, schedule
 
 pytestmark = pytest.mark.thorough
 
 books, browser = owned.books, chromium.browser
-OPERATOR, VIEWER = User("anna", "operator"), User("bob", "viewer")
+OPERATOR = User("anna", "operator")
 PATHS = ("/", "/sinks/s", "/exceptions", "/exceptions?view=groups", "/replays", "/schedules", "/relays", "/database",
          "/audit")  # fmt: skip
 NARROW, WIDE = {"width": 360, "height": 780}, {"width": 1280, "height": 900}
@@ -83,109 +80,6 @@ def test_dead_letters_are_found_understood_retried_and_arrive(database: Database
         expect(page.get_by_text("anna@page")).to_have_count(2)
 
 
-def test_a_sink_is_paused_and_resumed(database: Database, browser: Browser) -> None:
-    sink = MemorySink()
-    events = emit(database, ["a", "b"])
-    with running(database.dsn, (spec("s"), sink)) as harness, served(database, OPERATOR) as address:
-        harness.owns_all()
-        delivered(sink, events)
-        harness.settled()
-        page = browser.new_page()
-        page.goto(f"{address}/sinks/s")
-        confirm(page, "Pause", "maintenance")
-        expect(page.get_by_text("sink s is paused")).to_be_visible()
-        page.get_by_role("link", name="Back").click()
-        expect(page.get_by_text("maintenance").first).to_be_visible()
-        confirm(page, "Resume")
-        expect(page.get_by_text("sink s is resumed")).to_be_visible()
-
-
-class Gate:
-    """A destination of a replay that keeps some keys waiting until the gate is open, and refuses one event."""
-
-    def __init__(self, *kept: str, refused: str) -> None:
-        self.open = threading.Event()
-        self._kept = kept
-        self._refused = refused
-
-    async def __call__(self, event: StoredEvent, _attempt: int) -> Verdict:
-        """Return the verdict of an event, maybe late."""
-        while event.key in self._kept and not self.open.is_set():  # noqa: ASYNC110 - set by another thread
-            await asyncio.sleep(0.02)
-        return Refused("answered 422 Unprocessable", 422) if event.key == self._refused else DELIVERED
-
-
-def test_a_replay_is_started_watched_and_ends_with_counts_that_add_up(database: Database, browser: Browser) -> None:
-    sink = MemorySink(lambda event, _: Refused("answered 410", 410) if event.key == "dead" else DELIVERED)
-    gate = Gate("c", "d", refused="b")
-    clients = Clients(lambda: gate, keeps_order=False)
-    events = emit(database, ["a", "b", "c", "d", "dead"])
-    with (
-        running(database.dsn, (spec("s"), sink), replay_client=clients) as harness,
-        served(database, OPERATOR) as address,
-    ):
-        harness.owns_all()
-        delivered(sink, events[:-1])
-        harness.settled()
-        page = browser.new_page()
-        page.goto(f"{address}/sinks/s")
-        page.get_by_role("link", name="Replay", exact=True).click()
-        page.get_by_label("Since").fill("1d")
-        page.get_by_role("button", name="Show what it will do").click()
-        expect(page.get_by_text("5 events that sink s has passed")).to_be_visible()
-        assert clients.made == [], "only asked"
-        page.get_by_label("Reason").fill("lost by the consumer")
-        page.locator("form.confirm button").click()
-        expect(page.get_by_text("replay 1 has started")).to_be_visible()
-        page.get_by_role("link", name="Back").click()
-        row = page.locator("tbody tr").first
-        expect(row).to_contain_text("running")
-        expect(row).to_contain_text("1 delivered")
-        gate.open.set()
-        expect(row).to_contain_text("done")
-        _, _, _, total, progress, failed, *_ = row.locator("td").all_inner_texts()
-        counts = {what: int(count) for count, what in re.findall(r"(\d+) (delivered|passed by|waiting)", progress)}
-        assert (int(total), int(failed), counts) == (5, 1, {"delivered": 3, "passed by": 1})
-        assert sorted(clients.ids(1)) == [event for event in events[:-1] if event != events[1]]
-
-
-def test_a_schedule_is_paused_resumed_and_run(database: Database, browser: Browser) -> None:
-    sink = MemorySink()
-    register(database, schedule("yearly", cron="0 0 1 1 *"))
-    with running(database.dsn, (spec("s"), sink)) as harness, served(database, OPERATOR) as address:
-        harness.owns_all()
-        page = browser.new_page()
-        page.goto(address)
-        page.get_by_role("link", name="Schedules", exact=True).click()
-        row = page.locator("tbody tr")
-        expect(row).to_contain_text("yearly active")
-        confirm(page, "Pause", "stocktaking")
-        expect(page.get_by_text("schedule yearly is paused")).to_be_visible()
-        page.get_by_role("link", name="Back").click()
-        expect(row).to_contain_text("paused")
-        confirm(page, "Resume")
-        page.get_by_role("link", name="Back").click()
-        expect(row).to_contain_text("active")
-        confirm(page, "Run now")
-        expect(page.get_by_text(re.compile("event .* is emitted"))).to_be_visible()
-        [(event,)] = query(database, "select id from outbox.event")
-        delivered(sink, [event])
-        harness.settled()
-
-
-def test_a_viewer_sees_no_action(books: Ledger, browser: Browser) -> None:
-    [event] = books.emit("k")
-    books.park("s", books.row(event, "dead", error="gone"))
-    with served(books.database, VIEWER) as address:
-        page = browser.new_page()
-        for path in ("/exceptions", "/sinks/s", f"/events/{books.uid(event)}", "/replays"):
-            page.goto(address + path)
-            expect(page.locator("h1")).to_be_visible()
-            assert page.locator("main .button").all_inner_texts() in ([], ["Clear"])
-        page.goto(f"{address}/actions/pause?sink=s")
-        expect(page.get_by_text("only an operator may do this")).to_be_visible()
-
-
 def test_everything_can_be_read_and_done_without_javascript(books: Ledger, browser: Browser) -> None:
     [event] = books.emit("k")
     books.park("s", books.row(event, "dead", error="gone"))
@@ -219,25 +113,6 @@ def test_figures_are_refreshed_and_times_are_shown_in_the_zone_of_the_reader(boo
         assert at.utcoffset() == timedelta(0), "the exact time is shown on hover, in UTC"
         assert shown == f"{at.astimezone(ZoneInfo('Asia/Tokyo')):%Y-%m-%d %H:%M:%S} +09:00"
         assert errors == []
-
-
-def test_a_link_to_a_filtered_list_can_be_shared(books: Ledger, browser: Browser) -> None:
-    events = books.emit("a", "b")
-    for event, status in zip(events, (410, 500), strict=True):
-        books.park("s", books.row(event, "dead", error="gone", status=status))
-    with served(books.database, OPERATOR) as address:
-        page = browser.new_page()
-        page.goto(f"{address}/exceptions")
-        page.get_by_label("Status").fill("410")
-        page.get_by_label("Since").fill("1h")
-        page.get_by_role("button", name="Filter").click()
-        expect(page.locator("tbody tr")).to_have_count(1)
-        other = (browser.new_context()).new_page()
-        other.goto(page.url)
-        expect(other.locator("tbody tr")).to_have_count(1)
-        expect(other.get_by_text(books.uid(events[0]))).to_be_visible()
-        expect(other.get_by_label("Status")).to_have_value("410")
-        expect(other.get_by_label("Since")).to_have_value("1h")
 
 
 FOCUSED = "(document.activeElement.innerText || document.activeElement.name || '').trim()"

@@ -9,16 +9,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from urllib.request import Request, urlopen
-from uuid import uuid4
 
 import pytest
 from psycopg import sql
 
 from outbox_relay.postgres.retention import DayEvent
-from outbox_relay.postgres.store import Store
-from outbox_relay.retention import worker
 from outbox_relay.retention.files import COLUMNS
 from tests.support.archives import archived, odd_events, run, write_config
 from tests.support.command import inside
@@ -29,21 +25,6 @@ from tests.support.wait import until
 
 FORMS = ["jsonl.zst", "parquet"]
 ROOT = Path(__file__).parents[2]
-
-
-def write_here(database: Database, owner: Connection, config: Path) -> dict[str, Any]:
-    """Check the day of 12 days ago, and write its archive in this process; return the manifest."""
-    [(lease,)] = owner.execute("select lease from outbox_internal.begin_retention(%s, 't', 60)", (uuid4(),)).fetchall()
-
-    def write() -> dict[str, Any]:
-        store = Store(lambda: database.dsn, pooler=False, connections=1)
-        store.open()
-        store.check_day(date_ago(12), lease)
-        store.close()
-        address = str(config.parent / "archive")
-        return worker.write_archive(worker.Task(database.dsn, False, address, "jsonl.zst", date_ago(12), lease, "day"))
-
-    return write()
 
 
 @pytest.fixture
@@ -128,20 +109,6 @@ def test_a_day_is_archived_to_s3(database: Database, owner: Connection, tmp_path
         server.stop()
 
 
-SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
-KEYS = {
-    "AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE",
-    "AWS_SECRET_ACCESS_KEY": SECRET,
-    "AWS_EC2_METADATA_DISABLED": "true",
-}
-
-
-@pytest.fixture
-def keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in KEYS.items():
-        monkeypatch.setenv(name, value)
-
-
 def kept(*configs: Path) -> list[str]:
     """Return the reasons of passes for the day that they leave."""
     return [reason for config in configs for reason in run(config).json["kept"].values()]
@@ -168,21 +135,6 @@ def test_an_archive_that_cannot_be_written_empties_nothing(
     assert run(write_config(database, tmp_path, str(tmp_path / "archive"))).code == 0
     days = inside("retention", "status", "--json", "--dsn", database.dsn).json["days"]
     assert {(day["left_because"], day["left_at"]) for day in days} == {(None, None)}
-
-
-def test_a_day_of_many_parts_is_archived_in_order(
-    owner: Connection, config: Path, monkeypatch: pytest.MonkeyPatch, database: Database
-) -> None:
-    fill_days(owner, 12, 12, 3500)
-    owner.execute(f"update outbox.{table_ago(12)} set id = 7 where id % 2 = 0".encode())
-    before = sorted(stored(owner, table_ago(12)), key=lambda event: (event.id, event.uid))
-    emit_ago(owner, 0)
-    keep(owner, 5, archive=True)
-    monkeypatch.setattr(worker, "PART_EVENTS", 1000)
-    monkeypatch.setattr(worker, "CHUNK_ROWS", 300)
-    manifest = write_here(database, owner, config)
-    assert [part["events"] for part in manifest["parts"]] == [1200, 1200, 1100]
-    assert archived(str(config.parent / "archive" / "day")) == before
 
 
 # The others take long, and end as one of these does.

@@ -58,7 +58,7 @@ def test_archives_that_cannot_be_removed_stay_named_until_they_are(
     """Goes red when the name of one is overwritten by that of the next."""
     odd_events(owner)
     with monkeypatch.context() as broken:
-        broken.setattr(archiver.ProcessArchiver, "_remove", no_removal)
+        broken.setattr(archiver.Archiver, "_remove", no_removal)
         broken.setattr(Store, "record_archive", refuse)
         for attempt in range(1, 4):
             assert run(config).code == 1

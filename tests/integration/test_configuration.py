@@ -7,8 +7,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from outbox_relay.admin.render import status_text
 from outbox_relay.admin.status import status
+from outbox_relay.admin.text import status_text
 from outbox_relay.domain.errors import LeaseLost, PositionsMissing
 from outbox_relay.domain.event import SHARDS
 from outbox_relay.domain.window import Position

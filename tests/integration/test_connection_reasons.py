@@ -20,7 +20,7 @@ import pytest
 
 from outbox_relay.domain import files
 from outbox_relay.postgres.dsn import find_authorities
-from outbox_relay.workbench.embedded.ports import LOOPBACK, free_port
+from outbox_relay.workbench.embedded.ports import LOOPBACK
 from tests.support.command import Ended, inside, outbox_relay
 from tests.support.postgres import PostgresServer
 from tests.support.receiver import Receiver
@@ -142,14 +142,6 @@ def test_a_fault_of_tls_is_told(tls_server: TlsServer, file: Path, tmp_path: Pat
     ended = checked(file, dsn_of(tls_server, more, "elsewhere.test" if fault == "host name" else "localhost"))
     assert ended.code == 2
     assert said in ended.err
-
-
-def test_each_of_several_hosts_has_its_reason(tls_server: TlsServer, file: Path) -> None:
-    several = dsn_of(tls_server, "sslmode=verify-full sslrootcert=/nowhere/root.crt")
-    ended = checked(file, several.replace("localhost", "localhost,localhost").replace("port=", f"port={free_port()},"))
-    assert ended.code == 1, "the host that refuses may come back"
-    assert "Connection refused" in ended.err
-    assert f"localhost:{tls_server.port}: root certificate file" in ended.err
 
 
 def test_the_authorities_of_the_system_are_found(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 
 from outbox_relay import admin
 from outbox_relay.admin import delivery_actions
-from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Verdict
 from outbox_relay.domain.window import BEGINNING, Position
@@ -23,9 +21,7 @@ from tests.support.ledger import Ledger
 from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import running, spec
 
-FAR = "2100-01-01T00:00:00Z"
 DISCARD = "select done, under_way, unsettled from outbox.discard_deliveries(%s::jsonb, reason => 'no use')"
-RETRY = "select done, under_way from outbox.retry_deliveries(%s::jsonb)"
 STATES = "select id, state from outbox.delivery order by id"
 
 
@@ -81,14 +77,6 @@ def test_rows_that_are_delivered_now_are_left_and_counted(books: Ledger) -> None
     assert found == [(leased, 1, False), (lapsed, 2, True), (killer, 3, True)]
 
 
-def test_a_locked_row_is_left(books: Ledger) -> None:
-    ids_of = books.emit("a", "b")
-    books.park("s", *(books.row(i, "dead") for i in ids_of))
-    with books.database.connect() as holder:
-        holder.execute("select from outbox.delivery where id = %s for update", (ids_of[0],))
-        assert books.query(RETRY, "{}") == [(1, 1)]
-
-
 @pytest.mark.fence("a row that dies again is retried endlessly")
 def test_only_what_was_dead_before_the_action_is_retried(books: Ledger) -> None:
     first, second, third = books.emit("a", "b", "c")
@@ -102,15 +90,6 @@ def test_only_what_was_dead_before_the_action_is_retried(books: Ledger) -> None:
     assert books.query(step, first, "s", audit_id)[0][1] == 0, "died after the action began"
     assert books.query(step, second, "s", audit_id)[0][1] == 1
     assert books.query("select count from outbox.audit") == [(2,)]
-
-
-def test_held_and_scheduled_rows_are_not_retried(books: Ledger) -> None:
-    for state in ("held", "scheduled"):
-        with pytest.raises(psycopg.errors.InvalidParameterValue, match=f"can be retried, not {state} ones"):
-            books.query(RETRY, json.dumps({"states": ["dead", state]}))
-    held = books.emit("k")
-    books.park("s", books.row(held[0], "held"))
-    assert retry(books, {"states": ["waiting"]}) == admin.Result()
 
 
 def test_a_retry_waits_until_the_rows_that_are_due_have_been_delivered(books: Ledger) -> None:
@@ -141,27 +120,7 @@ def test_a_rate_is_kept(books: Ledger) -> None:
     assert order == made
 
 
-def test_a_high_rate_takes_steps_of_many_deliveries(books: Ledger) -> None:
-    made = books.emit(*(f"k{n}" for n in range(90)))
-    books.park("s", *(books.row(i, "dead") for i in made))
-    steps: list[int] = []
-    admin.retry_deliveries(books.store, {}, actor="anna@host", report=steps.append, rate=300)
-    assert steps[-1] == 90
-    assert len(steps) <= 9
-
-
-def test_a_step_of_a_retry_makes_few_deliveries_due(books: Ledger) -> None:
-    """Goes red when a bulk retry takes long steps: events that are emitted meanwhile wait for the server."""
-    most = delivery_actions.RETRY_ROWS
-    made = books.emit(*(f"k{n}" for n in range(2 * most + 1)))
-    books.park("s", *(books.row(i, "dead") for i in made))
-    steps: list[int] = []
-    admin.retry_deliveries(books.store, {}, actor="anna@host", report=steps.append)
-    assert steps == [most, 2 * most, 2 * most + 1]
-
-
-@pytest.mark.parametrize("hold", [False, True], ids=["skip", "hold"])
-@pytest.mark.parametrize("rate", [None, 200.0], ids=["at once", "rate"])
+@pytest.mark.parametrize(("hold", "rate"), [(False, 200.0), (True, None)], ids=["skip, rate", "hold, at once"])
 def test_of_one_key_what_is_retried_comes_in_order(database: Database, *, hold: bool, rate: float | None) -> None:
     mended, failed_again = threading.Event(), set[int]()
 
@@ -241,26 +200,6 @@ def test_a_position_that_an_older_session_wrote_late_does_not_count(books: Ledge
     assert (discard(books, {})).done == 1
 
 
-def test_an_event_that_the_log_no_longer_has_is_passed(books: Ledger) -> None:
-    [event_id] = books.emit("k")
-    books.park("s", books.row(event_id, "dead"))
-    books.do("truncate outbox.event")
-    assert books.query(DISCARD, "{}") == [(1, 0, 0)]
-
-
-def test_an_event_with_a_new_number_is_still_in_the_log(books: Ledger) -> None:
-    [event_id] = books.emit("k")
-    books.park("s", books.row(event_id, "dead"))
-    books.place("s", Position(BEGINNING))
-    books.do("update outbox.event set id = nextval('outbox.event_id_seq') + 100")
-    books.do("insert into outbox.uid (uid, id) select uid, id from outbox.event")
-    assert books.query(DISCARD, "{}") == [(0, 0, 1)]
-    books.do("select setval('outbox.event_id_seq', 1000)")
-    books.catch_up("s")
-    assert books.query(DISCARD, "{}") == [(1, 0, 0)]
-    assert books.query("select m.id > %s from outbox.discarded m", event_id) == [(True,)]
-
-
 def test_what_is_left_at_first_is_tried_again(books: Ledger) -> None:
     made = books.emit(*(f"k{n}" for n in range(1200)))
     books.park("s", *(books.row(i, "dead") for i in made))
@@ -272,43 +211,11 @@ def test_what_is_left_at_first_is_tried_again(books: Ledger) -> None:
     assert books.query("select count from outbox.audit") == [(1200,)]
 
 
-def test_discarding_scheduled_events_deletes_them_in_steps(books: Ledger) -> None:
-    books.do("select outbox.emit('t', '1', deliver_at => %s) from generate_series(1, 2500)", FAR)
-    waiting = books.emit("k")
-    books.park("s", books.row(waiting[0]))
-    assert discard(books, {"states": ["scheduled"], "type": "t"}) == admin.Result(done=2500)
-    assert books.query("select from outbox.scheduled") == []
-    assert books.query(STATES) == [(waiting[0], "waiting")]
-    assert books.query("select count, jsonb_array_length(filter -> 'changed') from outbox.audit") == [(2500, 100)]
-
-
 def test_rows_under_a_lease_are_not_discarded(books: Ledger) -> None:
     leased, free = books.emit("a", "b")
     books.park("s", books.row(leased, lease=uuid4(), lease_for=60.0), books.row(free))
     books.catch_up("s")
     assert discard(books, {"states": ["waiting"]}) == admin.Result(done=1, under_way=1)
-
-
-def test_a_second_discard_of_an_event_replaces_the_mark(books: Ledger) -> None:
-    [event_id] = books.emit("k")
-    for reason in ("first", "second"):
-        books.park("s", books.row(event_id, "dead"))
-        books.catch_up("s")
-        assert (discard(books, {}, reason)).done == 1
-    assert books.query("select reason from outbox.discarded") == [("second",)]
-
-
-@pytest.mark.parametrize("reason", [None, "", "  "])
-def test_a_discard_needs_a_reason(books: Ledger, reason: str | None) -> None:
-    with pytest.raises(psycopg.errors.InvalidParameterValue, match="needs a reason"):
-        books.query("select outbox.discard_deliveries('{}', reason => %s)", reason)
-
-
-def test_a_discard_is_refused_in_another_isolation(books: Ledger) -> None:
-    with books.database.connect() as connection:
-        connection.execute("set transaction isolation level repeatable read")
-        with pytest.raises(psycopg.errors.InvalidTransactionState, match="must see what is committed"):
-            connection.execute("select outbox.discard_deliveries('{}', reason => 'x')")
 
 
 @pytest.mark.fence("a discarded event is read and delivered again")
@@ -327,111 +234,23 @@ def test_a_claim_passes_by_the_shards_of_a_discard(books: Ledger) -> None:
             other.execute("update outbox.shard set epoch = epoch + 1 where shard = %s", (shard,))
 
 
-def test_marks_go_with_their_sink(books: Ledger) -> None:
-    [event_id] = books.emit("k")
-    books.park("s", books.row(event_id, "dead"))
-    books.catch_up("s")
-    discard(books, {})
-    books.query("select outbox.drop_sink('s', true, 1000, null, null)")
-    assert books.query("select count(*) from outbox.discarded") == [(0,)]
-
-
-@pytest.mark.parametrize("state", ["dead", "waiting"])
-def test_later_events_of_the_key_go_on(database: Database, state: str) -> None:
+def test_later_events_of_the_key_go_on(database: Database) -> None:
     """Rows that are held behind it are delivered, and then the key is delivered from the log again."""
     poison = set[int]()
 
     def script(event: StoredEvent, _attempt: int) -> Verdict:
-        if event.id not in poison:
-            return DELIVERED
-        return Refused("never", 400) if state == "dead" else Failed("later", retry_after_seconds=3600)
+        return Refused("never", 400) if event.id in poison else DELIVERED
 
     sink = MemorySink(script, keeps_order=False)
     made = emit(database, ["k"] * 5)
     poison.add(made[0])
     with running(database.dsn, (spec("s", hold=True), sink)) as harness:
-        has(database, f"select from outbox.delivery where state = '{state}'")
+        has(database, "select from outbox.delivery where state = 'dead'")
         has(database, "select from outbox.delivery where state = 'held' having count(*) = 4")
-        result = admin.discard_deliveries(harness.store, {"states": [state]}, actor="a", reason="poison", report=quiet)
+        result = admin.discard_deliveries(harness.store, {"states": ["dead"]}, actor="a", reason="poison", report=quiet)
         assert result == admin.Result(done=1)
         delivered(sink, made[1:])
         has(database, "select having not exists (select from outbox.delivery)")
         later = emit(database, ["k"])
         delivered(sink, later)
     assert ids(sink) == [*made[1:], *later]
-
-
-def test_idle_shards_are_discarded_after_a_take_over(database: Database) -> None:
-    """The new owner of a shard writes its position, though no event moves it."""
-    sink = MemorySink(lambda _event, _attempt: Refused("never"))
-    made = emit(database, [f"k{n}" for n in range(100)])
-    with running(database.dsn, (spec("s"), sink), lease_seconds=3.0):
-        has(database, "select from outbox.delivery where state = 'dead' having count(*) = 100")
-    with running(database.dsn, (spec("s"), sink), lease_seconds=3.0) as harness:
-        harness.owns_all()
-        result = admin.discard_deliveries(harness.store, {}, actor="a", reason="r", report=quiet)
-        assert result == admin.Result(done=len(made))
-
-
-# -- audit of steps -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "second",
-    [
-        'select outbox.retry_deliveries(\'{"key": "b"}\', audit_id => %s)',
-        'select outbox.retry_deliveries(\'{"key": "a", "status": 7}\', audit_id => %s)',
-        "select outbox.retry_deliveries('{\"key\": \"a\"}', actor => 'x', audit_id => %s)",
-        "select outbox.discard_deliveries('{\"key\": \"a\"}', reason => 'r', audit_id => %s)",
-        'select outbox.retry_deliveries(\'{"key": "a"}\', audit_id => %s + 1)',
-    ],
-)
-def test_an_action_does_not_hide_behind_another(books: Ledger, second: str) -> None:
-    [(audit_id,)] = books.query('select audit_id from outbox.retry_deliveries(\'{"key": "a"}\')')
-    with pytest.raises(psycopg.errors.InvalidParameterValue, match="is not the number of an action"):
-        books.query(second, audit_id)
-    books.query('select outbox.retry_deliveries(\'{"key": "a"}\', audit_id => %s)', audit_id)
-    books.do("update outbox.audit set at = at - interval '2 days'")
-    with pytest.raises(psycopg.errors.InvalidParameterValue, match="is not the number of an action"):
-        books.query('select outbox.retry_deliveries(\'{"key": "a"}\', audit_id => %s)', audit_id)
-
-
-def test_the_audit_names_uids_and_holds_no_key(books: Ledger) -> None:
-    uids = [str(uuid4()) for _ in range(150)]
-    for wanted in ({"key": "SECRET-KEY", "uids": uids}, {"key": "SECRET-KEY", "uids": uids[:149]}, {}):
-        books.query(RETRY, json.dumps(wanted))
-    first, second, third = [found["filter"] for found in reversed(admin.audit(books.store, None, 10))]
-    assert first["key"] == second["key"]
-    assert (first["uids"]["count"], first["uids"]["uids"]) == (150, sorted(uids)[:100])
-    assert first["uids"]["all"] != second["uids"]["all"]
-    assert third == {}
-    assert "SECRET" not in json.dumps([first, second])
-
-
-# -- pauses -------------------------------------------------------------------------------------------------------
-
-
-def test_every_pause_is_recorded(books: Ledger) -> None:
-    assert admin.pause(books.store, "s", actor="anna@host", reason="maintenance")
-    assert not admin.pause(books.store, "s", actor="bert@host", reason="other")
-    assert (admin.status(books.store))["sinks"]["s"]["paused_reason"] == "maintenance"
-    assert admin.resume(books.store, "s", actor="anna@host")
-    books.store.pause_sink("s", "answered 410 Gone")
-    books.do("update outbox.sink set paused = false, paused_reason = null")
-    found = admin.audit(books.store, None, 10)
-    assert [(a["action"], a["sink"], a["actor"], a["reason"], a["count"]) for a in reversed(found)] == [
-        ("pause", "s", "anna@host", "maintenance", 1),
-        ("resume", "s", "anna@host", None, 1),
-        ("pause", "s", None, "answered 410 Gone", 1),
-        ("resume", "s", None, None, 1),
-    ]
-    assert (admin.audit(books.store, "PT3600S", 2)) == found[:2]
-    with pytest.raises(ConfigurationError, match="since lies in the future"):
-        admin.audit(books.store, "9000-01-01T00:00:00Z", 10)
-
-
-def test_a_pause_that_is_too_long_to_record_is_refused(books: Ledger) -> None:
-    for options in ({"reason": "é" * 1001}, {"actor": "x" * 256}):
-        with pytest.raises(Exception, match="must have at most"):
-            admin.pause(books.store, "s", **options)
-    assert not (admin.status(books.store))["sinks"]["s"]["paused"]

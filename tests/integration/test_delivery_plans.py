@@ -106,6 +106,23 @@ def rows(request: pytest.FixtureRequest, size: int, filled: Callable[[int], Data
     return database
 
 
+def cost(connection: psycopg.Connection[Any]) -> tuple[int, int, int]:
+    """Return (rows, pages) of ``delivery``, and rows of the log, that the open transaction has read so far."""
+    [(events,)] = connection.execute(
+        "select sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::bigint from pg_stat_xact_user_tables "
+        "where schemaname = 'outbox' and relname ~ '^(event|past)_'"
+    ).fetchall()
+    return *touched(connection), int(events)
+
+
+def run(connection: psycopg.Connection[Any], statement: str) -> tuple[int, list[int]]:
+    """Run a statement and take it back; return its value and its cost."""
+    with connection.transaction(force_rollback=True):
+        before = cost(connection)
+        [(found,)] = connection.execute(f"select {statement}".encode()).fetchall()
+        return found, [now - then for now, then in zip(cost(connection), before, strict=True)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("statement", "expected"), [step[1:] for step in STEPS], ids=[step[0] for step in STEPS])
 @pytest.mark.parametrize("calls", [1, 7], ids=["first call", "beyond the calls that are planned one by one"])
@@ -119,54 +136,3 @@ def test_a_step_costs_the_same_whatever_the_number_of_rows(
     assert deliveries <= 12 * STEP, "rows of others were looked at"
     assert pages <= 100 * STEP, "an index was gone through"
     assert events <= 3 * STEP, "the log was gone through"
-
-
-def run(connection: psycopg.Connection[Any], statement: str) -> tuple[int, list[int]]:
-    """Run a statement and take it back; return its value and its cost."""
-    with connection.transaction(force_rollback=True):
-        before = cost(connection)
-        [(found,)] = connection.execute(f"select {statement}".encode()).fetchall()
-        return found, [now - then for now, then in zip(cost(connection), before, strict=True)]
-
-
-def cost(connection: psycopg.Connection[Any]) -> tuple[int, int, int]:
-    """Return (rows, pages) of ``delivery``, and rows of the log, that the open transaction has read so far."""
-    [(events,)] = connection.execute(
-        "select sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::bigint from pg_stat_xact_user_tables "
-        "where schemaname = 'outbox' and relname ~ '^(event|past)_'"
-    ).fetchall()
-    return *touched(connection), int(events)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("statement", "times"),
-    [
-        ('count(*) from outbox.deliveries(\'{"error": "none"}\')', 1),
-        ('matched from outbox.count_deliveries(\'{"error": "none"}\')', 2),
-        ('count(*) from outbox.delivery_summary(\'{"error": "none"}\')', 2),
-    ],
-    ids=["list", "number", "summary"],
-)
-def test_a_search_for_an_error_looks_at_each_row_once_or_twice(
-    rows: Database, size: int, statement: str, times: int
-) -> None:
-    """The number and the summary also find out whether there are more rows than they look at."""
-    with rows.connect(autocommit=True) as connection:
-        found, (deliveries, _, _) = run(connection, statement)
-    assert found == 0
-    assert deliveries <= times * size + STEP
-
-
-@pytest.mark.slow  # makes and removes rows
-def test_a_removal_looks_at_no_rows_of_other_sinks(rows: Database) -> None:
-    with rows.connect(autocommit=True) as connection, connection.transaction(force_rollback=True):
-        connection.execute(REGISTER.replace("crm", "small").encode())
-        connection.execute(ROWS.replace("('crm'), ('events')", "('small')").encode() + b" limit 10")
-        before = cost(connection)
-        step = b"select removed, deliveries from outbox.drop_sink('small', false, %s, 'x', null)"
-        assert connection.execute(step, (4,)).fetchall() == [(False, 4)]
-        assert connection.execute(step, (7,)).fetchall() == [(True, 6)]
-        looked_at, pages, _ = [now - then for now, then in zip(cost(connection), before, strict=True)]
-        assert looked_at <= STEP, "rows of others were looked at"
-        assert pages <= STEP / 2, "an index was gone through"

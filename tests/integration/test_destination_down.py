@@ -14,7 +14,7 @@ from outbox_relay.admin import status
 from outbox_relay.admin.doctor import doctor
 from outbox_relay.domain import circuit
 from outbox_relay.domain.outcomes import RetryPolicy
-from outbox_relay.ui.sink_health import judge_sink
+from outbox_relay.ui.sink_views import judge_sink
 from tests.support.database import Database, query
 from tests.support.deliveries import emit, has
 from tests.support.ports import free_port

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Any
 
-from outbox_relay.admin.alive import STALE_SECONDS
 from tests.support.command import inside
 from tests.support.database import Database
 from tests.support.emitting import emit_payload
@@ -105,39 +103,3 @@ def test_one_key_that_is_stuck_is_named_while_others_flow(database: Database, tm
         assert f"outbox-relay why {stuck}" in behind["sink-behind"]["advice"]
         assert inside("doctor", "--dsn", database.dsn).out.count("WARNING  events of sink crm fail") == 1
         assert relay.stop() == 0
-
-
-def test_a_relay_that_hangs_is_named_once_others_have_its_shards(database: Database, tmp_path: Path) -> None:
-    with Receiver(say(204)) as receiver, relay_of(database, tmp_path, receiver.url, "one", 3) as one:
-        with relay_of(database, tmp_path, receiver.url, "two", 3) as two:
-            one.send(signal.SIGSTOP)
-            until(lambda: found(database), seconds=STALE_SECONDS + 30, what="doctor has a finding")
-            until(lambda: "relay-silent" in found(database), seconds=STALE_SECONDS + 30, what="it is the relay")
-            silent = found(database)["relay-silent"]
-            assert (silent["severity"], silent["summary"]) == ("warning", "relay one is silent")
-            assert two.stop() == 0
-        until(lambda: "no-relay" in found(database), seconds=60, what="none is left that works")
-        one.kill()
-
-
-def test_a_restored_database_needs_a_rebase_and_no_relay(database: Database, tmp_path: Path) -> None:
-    with Receiver(say(204)) as receiver, relay_of(database, tmp_path, receiver.url) as relay:
-        assert relay.stop() == 0
-    emit_payload(database, "{}", "a")
-    assert "no-relay" in found(database)
-    with database.connect(autocommit=True) as owner, new_role(database, "read") as role:
-        assert inside("migrate", "--grant-read", role, "--dsn", database.dsn).code == 0
-        owner.execute("update outbox.meta set system_identifier = system_identifier - 1")
-        for user in (None, role):
-            findings = found(database, user=user)
-            assert findings.keys() == {"rebase-needed"}
-            assert findings["rebase-needed"]["severity"] == "critical"
-            assert "outbox-relay rebase" in findings["rebase-needed"]["advice"]
-        owner.execute("update outbox.meta set system_identifier = system_identifier + 1")
-        owner.execute("select setval('outbox.event_id_seq', 1, false)")
-        assert found(database).keys() == {"rebase-needed"}
-
-
-def test_events_without_any_relay_are_not_blamed_on_routes(database: Database) -> None:
-    emit_payload(database, "{}", "a")
-    assert found(database).keys() == {"no-relay"}

@@ -9,12 +9,9 @@ from uuid import uuid4
 import pytest
 
 from outbox_relay.domain.attempts import AttemptRecord
-from outbox_relay.postgres.migrations import migrate
 from tests.support.command import inside
-from tests.support.database import Database
 from tests.support.erasing import CONTENTS, Erasure, erase, places_of
 from tests.support.ledger import Ledger
-from tests.support.roles import new_role
 
 HUSK = (b"", None, None, "application/x-erased")
 
@@ -89,26 +86,6 @@ def test_a_dry_run_counts_and_a_question_is_asked(books: Ledger) -> None:
     assert "Erase payload, headers and key of 2 events? They cannot be restored." in refused.err
     assert [row[0] for row in books.query(CONTENTS)] == [b"kept"] * 2
     assert books.query("select count(*) from outbox.audit") == [(0,)]
-
-
-def test_only_operators_erase(database: Database) -> None:
-    with new_role(database, "act") as act, new_role(database, "read") as read:
-        migrate(database.dsn, grants={"operate": [act], "read": [read]})
-        assert erase(database, "--key", "k", user=act).code == 0
-        ended = erase(database, "--key", "k", user=read)
-        assert ended.code == 2
-        assert "--grant-operate" in ended.err
-
-
-def test_an_erasure_is_continued_by_its_own_role_and_subject_alone(books: Ledger) -> None:
-    books.emit("k", "other")
-    books.catch_up("s")
-    mine = Erasure(books.database, {"key": "k"})
-    assert mine.step() == "erasing"
-    other = Erasure(books.database, {"key": "other"}, number=mine.number)
-    with pytest.raises(Exception, match="is not the number of an erasure of today"):
-        other.step()
-    assert mine.run()["done"] == 1
 
 
 def test_a_key_with_many_events_takes_bounded_steps(books: Ledger) -> None:

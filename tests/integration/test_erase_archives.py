@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from tests.support.archives import archived, run, write_config
 from tests.support.command import inside
 from tests.support.database import Database
 from tests.support.days import Connection, begin, emit_ago, fill_days, keep, one
-from tests.support.erasing import Erasure, erase
+from tests.support.erasing import Erasure
 
 LEFT = "select archived_to, writing_to, unfinished, checked_snapshot, archived_snapshot from outbox.day"
 
@@ -41,22 +40,6 @@ def erased(config: Path, key: str) -> Any:
     ended = inside("erase", "--key", key, "--reason", "asked for", "--yes", "--json", "-c", config)
     assert ended.code == 0, ended
     return ended.json
-
-
-@pytest.mark.slow  # writes archives
-def test_archives_that_hold_a_key_are_named(database: Database, owner: Connection, config: Path) -> None:
-    assert run(config).json["done"] == 1
-    address = one(owner, "select archived_to from outbox.day where emptied_at is not null")
-    assert erased(config, "k2") == {"done": 0, "left": 0, "archives": [{"address": address, "holds": True}]}
-    assert erased(config, "k9")["archives"] == []
-    said = erase(database, "--key", "k1")
-    assert said.out == "1 event erased\n"  # of today
-    assert said.err == f"archives that hold these events: {address}\n"
-    manifest = Path(address) / "manifest.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "key_hashes_complete": False}))
-    assert erased(config, "k9")["archives"] == [{"address": address, "holds": None}]
-    manifest.unlink()
-    assert erased(config, "k9")["archives"] == [{"address": address, "holds": None}]
 
 
 @pytest.mark.fence("a day is emptied whose archive holds an event as it was before its erasure")

@@ -24,20 +24,6 @@ def test_a_delivered_key_is_erased_while_another_sink_is_idle(database: Database
     assert (ended.code, ended.out) == (0, "2 events erased\n"), ended
 
 
-def test_a_key_that_an_earlier_relay_delivered_is_erased_while_nothing_comes(database: Database) -> None:
-    """The positions of the new owners are only those that they inherited."""
-    sink = MemorySink()
-    with running(database.dsn, (spec("s"), sink)) as harness:
-        harness.owns_all()
-        delivered(sink, emit(database, ["k", "k"]))
-        harness.settled()
-        harness.stop()
-    with running(database.dsn, (spec("s"), sink)) as harness:
-        harness.owns_all()
-        ended = erase(database, "--key", "k")
-    assert (ended.code, ended.out) == (0, "2 events erased\n"), ended
-
-
 def test_a_step_that_meets_a_lock_is_taken_again(database: Database) -> None:
     """Goes red when the first lock that is not available ends the command."""
     emit(database, ["k"])

@@ -6,7 +6,6 @@ import pytest
 from psycopg import errors
 
 from outbox_relay.domain.errors import DatabaseUnusable
-from outbox_relay.postgres.migrations import rebase
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit, ids
 from tests.support.erasing import CONTENTS, Erasure, erase
@@ -126,45 +125,6 @@ def test_no_erased_event_is_delivered_after_a_seek(database: Database) -> None:
 
 def _again(sink: MemorySink, before: int, wanted: list[int]) -> bool:
     return set(ids(sink)[before:]) >= set(wanted)
-
-
-def test_no_erased_event_is_delivered_to_a_new_sink_or_after_a_rebase(database: Database) -> None:
-    sink, later, rebased = MemorySink(), MemorySink(), MemorySink()
-    with running(database.dsn, (spec("s"), sink)) as harness:
-        others = delivered_and_erased(database, harness, sink)
-        harness.stop()
-    with running(database.dsn, (spec("later"), later)) as harness:
-        delivered(later, others)
-        harness.settled()
-        harness.stop()
-    call(database, "delete from outbox.relay")
-    call(database, "update outbox.meta set system_identifier = 1")
-    call(database, "delete from outbox.progress")
-    rebase(database.dsn)
-    with running(database.dsn, (spec("s"), rebased)) as harness:
-        delivered(rebased, others)
-        harness.settled()
-    assert ids(later) == ids(rebased) == others
-
-
-def test_a_paused_sink_keeps_its_events_until_it_has_delivered_them(database: Database) -> None:
-    sink, other = MemorySink(), MemorySink()
-    with running(database.dsn, (spec("s"), sink), (spec("other"), other)) as harness:
-        harness.owns_all()
-        call(database, "update outbox.sink set paused = true where name = 's'")
-        until(lambda: _released(harness), seconds=20, what="the sink is released")
-        wanted = emit(database, ["k", "k"])
-        delivered(other, wanted)
-        refused = Erasure(database, {"key": "k"}).run()
-        assert {(each["sink"], each["state"]) for each in refused["undelivered"]} >= {("s", "pending")}
-        call(database, "update outbox.sink set paused = false where name = 's'")
-        delivered(sink, wanted)
-        assert (erase(database, "--key", "k")).out == "2 events erased\n"
-    assert [event.payload for event in sink.delivered] == [b'{"n":0}', b'{"n":1}']
-
-
-def _released(harness: RelayHarness) -> bool:
-    return not harness.keeper.held["s"]
 
 
 @pytest.mark.fence("a relay parks its copy of an event that was erased meanwhile")

@@ -70,36 +70,6 @@ def test_positions_count_as_the_owner_of_a_shard_has_written_them(books: Ledger)
     assert Erasure(books.database, {"key": "k"}).run()["done"] == 1
 
 
-def test_a_shard_without_position_or_row_is_refused(books: Ledger) -> None:
-    books.emit("k")
-    books.catch_up("s")
-    books.do("delete from outbox.progress")
-    books.do("delete from outbox.shard")
-    assert Erasure(books.database, {"key": "k"}).run()["phase"] == "refused"
-
-
-def test_a_log_of_another_cluster_is_refused(books: Ledger) -> None:
-    books.emit("k")
-    books.catch_up("s")
-    books.do("update outbox.meta set system_identifier = 1")
-    ended = erase(books.database, "--key", "k")
-    assert ended.code == 2
-    assert "outbox-relay rebase" in ended.err
-
-
-@pytest.mark.parametrize("tables", ["all tables", "table outbox.event"])
-def test_a_publication_of_updates_is_refused_before_anything_is_changed(books: Ledger, tables: str) -> None:
-    books.emit("k", payload=b"kept")
-    books.catch_up("s")
-    books.do(f"create publication dbz for {tables}")
-    ended = erase(books.database, "--key", "k")
-    assert ended.code == 2
-    assert "publication dbz publishes updates of the log" in ended.err
-    assert "alter publication dbz set (publish = 'insert')" in ended.err
-    books.do("alter publication dbz set (publish = 'insert')")
-    assert (erase(books.database, "--key", "k")).code == 0
-
-
 @pytest.mark.fence("the position of one shard counts for an event of another with the same uid")
 def test_events_of_one_uid_in_two_shards_are_looked_at_in_both(books: Ledger) -> None:
     """Uids can be used again once they are trimmed. Goes red when the position of one shard counts for all."""

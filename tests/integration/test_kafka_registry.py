@@ -17,7 +17,7 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message_factory import GetMessageClass
 
 from outbox_relay import outbox
-from outbox_relay.domain.outcomes import DELIVERED, Refused, Unavailable
+from outbox_relay.domain.outcomes import DELIVERED, Refused
 from outbox_relay.settings import KafkaSettings, load
 from outbox_relay.sinks.contract.handing import an_event
 from outbox_relay.sinks.kafka import KafkaSink, kafka_sink
@@ -127,55 +127,6 @@ def test_consumers_read_what_fits_and_what_does_not_is_refused_between_its_neigh
         ("content-type", types[form]),
         ("traceparent", "00-1-2-03"),
     ]
-
-
-def test_check_names_a_missing_subject_and_a_registry_that_is_not_there(
-    registry: SchemaRegistry, kafka: KafkaBroker, topic: str, tmp_path: Path
-) -> None:
-    kafka.create_topic(topic)
-    records = 'format = "avro"\nsubject_name_strategy = "record"\nrecords = { "order.created" = "shop.Missing" }'
-    missing = sink(tmp_path, config(kafka, topic, registry.url, records)).check()
-    assert missing == (
-        "subject shop.Missing: the schema registry has no such subject, version or schema (HTTP status 404, code 40401)"
-    )
-    absent = sink(tmp_path, config(kafka, topic, "http://127.0.0.1:1", 'format = "avro"')).check()
-    assert absent == "schema registry http://127.0.0.1:1: no answer: Connection refused"
-
-
-def test_events_of_a_missing_subject_wait_and_their_neighbours_flow(
-    registry: SchemaRegistry, kafka: KafkaBroker, topic: str, tmp_path: Path
-) -> None:
-    kafka.create_topic(topic)
-    registry.register("shop.Order", "AVRO", AVRO)
-    records = 'format = "avro"\nsubject_name_strategy = "record"\nrecords = { "order.created" = "shop.Order" }'
-    opened = sink(tmp_path, config(kafka, topic, registry.url, records))
-    opened.open()
-    try:
-        events = [
-            an_event(payload=b'{"n": 1}'),
-            an_event("other")._replace(type="order.unknown"),
-            an_event(payload=b'{"n": 2}'),
-        ]
-        verdicts = deliver(opened, events)
-        # With a wrong path the registry answers 404 too, and that is no reason for a dead letter.
-        astray = sink(tmp_path, config(kafka, topic, registry.url.replace("ccompat/v7", "ccompat/v0"), records))
-        astray.open()
-        try:
-            [gone_astray] = deliver(astray, events[:1])
-        finally:
-            astray.close()
-    finally:
-        opened.close()
-    assert [verdicts[0], verdicts[2]] == [DELIVERED, DELIVERED]
-    assert isinstance(verdicts[1], Unavailable)
-    assert (verdicts[1].part, verdicts[1].reason) == (
-        "subject order.unknown",
-        "subject order.unknown: the schema registry has no such subject, version or schema "
-        "(HTTP status 404, code 40401)",
-    )
-    assert isinstance(gone_astray, Unavailable)
-    assert "is the path in url right?" in gone_astray.reason
-    assert len(kafka.read_all(topic)) == 2
 
 
 def numbers(kafka: KafkaBroker, registry: SchemaRegistry, topic: str) -> dict[bytes | None, list[int]]:

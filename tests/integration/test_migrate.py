@@ -28,7 +28,6 @@ from tests.support.schemas import add_migration, meta, next_schema
 from tests.support.wait import until
 
 NEXT = SCHEMA_VERSION + 1
-SECRET = "s3cr#t/p@ss"
 
 
 def _answers(dsn: str) -> bool:
@@ -109,24 +108,6 @@ def test_what_is_no_longer_defined_is_dropped(database: Database, folder: Path) 
     assert query(database, there) == [(True, True)]
     migrate(database.dsn, folder=folder)
     assert query(database, there) == [(False, True)]
-
-
-def test_what_depends_on_a_function_that_goes_is_named(database: Database, folder: Path) -> None:
-    migrate(database.dsn, folder=folder)
-    (folder / "functions" / "extra.sql").unlink()
-    add_migration(folder, "select 1;\n")
-    with database.connect(autocommit=True) as owner:
-        owner.execute("create function public.note() returns integer language sql return outbox_internal.extra()")
-        owner.execute("create function public.noted() returns uuid language sql return outbox.emit('note', '1')")
-    with pytest.raises(
-        DatabaseUnusable, match=r"note\(\) depends on function outbox_internal\.extra.*Drop them, run migrate"
-    ):
-        migrate(database.dsn, folder=folder)
-    assert meta(database) == (NEXT, BASELINE)
-    with database.connect(autocommit=True) as owner:
-        owner.execute("drop function public.note()")
-    assert migrate(database.dsn, folder=folder).after == NEXT + 1
-    assert len(query(database, "select public.noted()")) == 1
 
 
 def test_a_schema_that_was_never_released_is_refused(database: Database) -> None:
@@ -259,35 +240,6 @@ def test_names_of_roles_are_quoted(database: Database) -> None:
             admin.execute(sql.SQL("drop role {}").format(name))
 
 
-@pytest.mark.parametrize("role", ["nobody_knows", "public", "", "postgres; --"])
-def test_a_role_that_does_not_exist(empty_database: Database, role: str) -> None:
-    with pytest.raises(DatabaseUnusable, match=r'^role ".*" does not exist: create it first; nothing was changed$'):
-        migrate(empty_database.dsn, grant_relay=["postgres", role])
-    assert meta(empty_database) is None
-
-
-def test_the_owner_of_a_database_can_migrate_it(postgres: PostgresServer, empty_database: Database) -> None:
-    """No superuser is needed; what the owner may not set is said."""
-    with new_role(empty_database, "owner") as owner, new_role(empty_database, "relay") as relay:
-        with postgres.connect() as admin:
-            admin.execute(f"alter database {empty_database.name} owner to {owner}".encode())
-        found = migrate(empty_database.dsn_as(owner), grant_relay=[relay], role_settings=True)
-        assert (found.before, found.after) == (0, SCHEMA_VERSION)
-        [note] = found.notes
-        assert note.startswith(
-            f'no right to set defaults of role "{relay}" in this database: let an administrator set '
-        )
-        assert "TimeZone = 'UTC', " in note
-        assert "statement_timeout = '9s'" in note
-        assert str(found).splitlines()[1:] == list(found.notes)
-        with empty_database.connect(user=relay) as conn:
-            conn.execute("select * from outbox_internal.tick()")
-            conn.rollback()
-            conn.execute("select outbox_internal.make_partitions(6)")
-        with postgres.connect() as admin:
-            admin.execute(f"alter database {empty_database.name} owner to postgres".encode())
-
-
 # -- the script ---------------------------------------------------------------------------------------------------
 
 
@@ -337,24 +289,6 @@ def refused(dsn: str) -> RelayError:
         shown = shown.__cause__ if shown.__suppress_context__ else shown.__context__
     assert "\n" not in str(caught.value)
     return caught.value
-
-
-@pytest.mark.parametrize(
-    "dsn",
-    [
-        f"postgresql://u:{SECRET} x@127.0.0.1/db",
-        "postgresql://u:s3cr%zz@127.0.0.1/db",
-        "postgresql://u:s3cr/t@127.0.0.1/db",
-        "host=127.0.0.1 password=s3cr p@ss",
-        "host=127.0.0.1 s3cr=1",
-        "host=127.0.0.1 port=s3cr",
-    ],
-)
-def test_a_dsn_that_is_none(dsn: str) -> None:
-    error = refused(dsn)
-    assert isinstance(error, DatabaseUnusable)
-    assert str(error).startswith("the DSN ")
-    assert "write postgresql://" in str(error)
 
 
 def test_a_wrong_password_and_none(own_postgres: PostgresServer) -> None:

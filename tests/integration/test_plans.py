@@ -7,23 +7,18 @@ statistics are right.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID, uuid4
 
-import psycopg
 import pytest
 
-from outbox_relay.postgres.database import statements
-from outbox_relay.postgres.parameters import PositionColumns
 from outbox_relay.relay.log_reader import CHUNK_EVENTS
 from tests.support import plans
 from tests.support.database import Database
-from tests.support.looks import touched
 from tests.support.plans import EVENTS_OF_A_DAY, LOG, NEVER_IN_ORDER, PARTITIONS
 from tests.support.postgres import PostgresServer
-from tests.support.recording import settled_unrecorded, unrecorded
 
 pytestmark = pytest.mark.xdist_group("plans")
 
@@ -147,9 +142,6 @@ def test_latecomers_are_found_by_their_xid(explained: Explained, listed: bool, m
     assert {index for index, _ in explained.conditions(of=looks[0])} == {"event_xid_expr_idx"}
 
 
-LOG_AND_ROWS = ("event%", "past%", "delivery")
-
-
 def claim(explained: Explained, **changes: Any) -> list[tuple[Any, ...]]:
     parameters: dict[str, Any] = {
         "sink": SINK, "owner": OWNER, "lease": uuid4(), "lease_for": 20.0, "rows": 100, "bytes": AMPLE,
@@ -174,111 +166,3 @@ def test_due_rows_are_found_by_the_time_they_are_due(explained: Explained) -> No
 
 def held_keys(explained: Explained) -> list[str]:
     return [key for (key,) in explained.run("held_keys", sink=SINK, after=None, most=1000)]
-
-
-def own(connection: psycopg.Connection[Any]) -> None:
-    """Make the sink, and its shards ours."""
-    connection.execute("insert into outbox.sink (name, patterns, start) values ('crm', '{*}', 'now')")
-    connection.execute(
-        "insert into outbox.shard (sink, shard, owner, epoch) select 'crm', n, %s, 1 from generate_series(0, 63) n",
-        (OWNER,),
-    )
-
-
-def settlement(ids: list[int]) -> dict[str, Any]:
-    """Return the parameters of a settlement that makes rows of ``ids`` and moves no shard."""
-    none = [None] * len(ids)
-    moved = ("shards", "epochs", "places")
-    at = tuple(f"position_{name}" for name in PositionColumns._fields)
-    return {
-        "sink": SINK,
-        "owner": OWNER,
-        **{name: [] for name in moved + at},
-        "row_id": ids,
-        "row_state": ["held"] * len(ids),
-        "row_ordered": [True] * len(ids),
-        "row_due_in": none,
-        "row_attempts": [0] * len(ids),
-        "row_claims": [0] * len(ids),
-        "row_lease": none,
-        "row_lease_for": none,
-        "row_error": none,
-        "row_status": none,
-        "row_last_attempt": none,
-        "fence_shards": list(range(64)),
-        "fence_epochs": [1] * 64,
-        **settled_unrecorded(),
-    }
-
-
-PLANNED_EMPTY = 4_000
-"""Rows that come after the plans were made."""
-
-
-@dataclass
-class Early:
-    """A connection whose plans were made while log and rows were empty, as those of a relay that waits for work."""
-
-    connection: psycopg.Connection[Any]
-
-    def run(self, statement: str, **parameters: Any) -> list[tuple[Any, ...]]:
-        """Return the rows of one of the product's statements, prepared as the relay does it."""
-        text = statements()[statement]
-        return self.connection.execute(text, {"server": None, **parameters}, prepare=True).fetchall()
-
-    def touched(self, statement: str, **parameters: Any) -> tuple[int, int]:
-        """Return (rows of the log and of ``delivery`` that a statement read, rows that it returned), and undo it."""
-        with self.connection.transaction(force_rollback=True):
-            before = touched(self.connection, *LOG_AND_ROWS)
-            found = len(self.run(statement, **parameters))
-            return touched(self.connection, *LOG_AND_ROWS) - before, found
-
-
-@pytest.fixture
-def early(database: Database) -> Generator[Early]:
-    with database.connect(autocommit=True) as connection:
-        connection.execute("alter table outbox.delivery set (autovacuum_enabled = off)")
-        own(connection)
-        early = Early(connection)
-        # Beyond the calls that are planned one by one.
-        for _ in range(7):
-            for statement, parameters in WITH_ROWS.items():
-                early.touched(statement, **{**parameters([1]), **NO_ROWS.get(statement, {})})
-            early.touched("claim_rows", **{**claiming([1, 2]), "with_followers": True})
-        connection.execute(EVENTS_OF_A_DAY.format(0, PLANNED_EMPTY).encode())
-        connection.execute(ROWS_OF_A_SINK.encode(), {"sink": SINK, "first": 1, "last": PLANNED_EMPTY // 2})
-        yield early
-
-
-def claiming(ids: list[int]) -> dict[str, Any]:
-    return {
-        "sink": SINK, "owner": OWNER, "lease": uuid4(), "lease_for": 20.0, "rows": len(ids), "bytes": AMPLE,
-        "hold": False, "keys": [], "suspects": False, "with_followers": False, "most_payload": None,
-        "after_due": None, "after_id": None,
-    }  # fmt: skip
-
-
-def given_back(ids: list[int]) -> dict[str, Any]:
-    none = [None] * len(ids)
-    return {
-        "sink": SINK,
-        "row_id": ids,
-        "row_lease": [OWNER] * len(ids),
-        "row_state": none,
-        "row_due_in": none,
-        "row_attempts": [1] * len(ids),
-        "row_error": none,
-        "row_status": none,
-        "row_last_attempt": none,
-        **unrecorded(len(ids)),
-    }
-
-
-WITH_ROWS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
-    "claim_rows": claiming,
-    "settle": lambda ids: settlement([PLANNED_EMPTY - number for number in ids]),
-    "delete_rows": lambda ids: {"sink": SINK, "row_id": ids, "row_lease": [OWNER] * len(ids), **unrecorded(len(ids))},
-    "update_rows": given_back,
-}
-NO_ROWS = {"settle": settlement([])}
-"""While the log is empty nothing can be settled as a row."""

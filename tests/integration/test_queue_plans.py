@@ -92,14 +92,3 @@ def test_a_walk_meets_each_tenant_once(connection: psycopg.Connection[Any]) -> N
         seen += [row[0] for row in found]
     tenants = connection.execute("select distinct turn from outbox.delivery where id = any (%s)", (seen,)).fetchall()
     assert len(tenants) == TENANTS
-
-
-def test_rows_whose_time_has_come_are_found_by_their_time(connection: psycopg.Connection[Any]) -> None:
-    connection.execute("update outbox.delivery set due_at = now() where id between 2050001 and 2050010")
-    before, _ = touched(connection)
-    assert connection.execute("select outbox_internal.queue_due_rows(100)").fetchone() == (
-        0,
-    )  # no such sink is registered
-    [(due,)] = connection.execute("select outbox_internal.due_rows('jobs', 100)").fetchall()
-    assert len(due) == 10
-    assert touched(connection)[0] - before < 100

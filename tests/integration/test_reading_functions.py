@@ -18,7 +18,6 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from psycopg.types.json import Jsonb
 
 from outbox_relay.postgres.database import statements
 from outbox_relay.postgres.parameters import PositionColumns
@@ -159,28 +158,6 @@ def written(connection: Connection, sink: str) -> tuple[int, int]:
     ).fetchall()[0]
 
 
-def test_settled_row_is_a_copy_of_its_event(connection: Connection, sink: str) -> None:
-    event, _ = emitted(connection, key="k", deliver_at="2020-01-01Z")
-    columns = "id, shard, uid, type, key, payload, {}, headers, deliver_at, created_at, emitter"
-    usual = "coalesce(content_type, 'application/json')"
-    with connection.transaction(force_rollback=True):
-        assert Settlement(sink, [(event, 0)]).run(connection)
-        copied = connection.execute(
-            f"select {columns.format('content_type')} from outbox.delivery where sink = %s".encode(), (sink,)
-        )
-        original = connection.execute(
-            f"select {columns.format(usual)} from outbox.event where id = %s".encode(), (event,)
-        )
-        assert copied.fetchall() == original.fetchall()
-
-
-def test_fence_owner(connection: Connection, sink: str) -> None:
-    """Without ``s.owner = owner_id`` in the fence a relay settles rows of a shard that was given to another."""
-    event = emitted(connection)
-    assert not Settlement(sink, [event], owner=OTHER, moved={7: (1, 50)}).run(connection)
-    assert written(connection, sink) == (0, 0)
-
-
 @pytest.mark.parametrize("epoch", [0, 2, -1])
 def test_fence_epoch(connection: Connection, sink: str, epoch: int) -> None:
     """Without ``s.epoch = f.epoch`` in the fence a settlement from before a shard was lost and won again is written."""
@@ -198,12 +175,6 @@ def test_fence_holds_for_every_shard_or_nothing_is_written(connection: Connectio
     assert written(connection, sink) == (0, 0)
 
 
-def end_mine(connection: Connection, sink: str) -> None:
-    """End the session of the relay that owns the shards."""
-    text = "update outbox.session set lease_until = now() - interval '1 s' where sink = %s and owner = %s"
-    connection.execute(text, (sink, ME))
-
-
 def claim_shards(connection: Connection, sink: str) -> list[tuple[Any, ...]]:
     """Claim every shard whose lease has lapsed, for the other relay."""
     text = "select array(select shard from outbox.shard where sink = %s and owner = %s)"
@@ -212,33 +183,6 @@ def claim_shards(connection: Connection, sink: str) -> list[tuple[Any, ...]]:
         connection, "claim_shards", sink=sink, owner=OTHER, generation=1, most=64, known=known,
         patterns=None, claim=None,
     )  # fmt: skip
-
-
-def test_claim_passes_by_a_shard_that_is_being_settled(database: Database, connection: Connection, sink: str) -> None:
-    """Without ``for share of s`` in the fence the claim gets the shard, and reads before the rows are there."""
-    event, shard = emitted(connection)
-    end_mine(connection, sink)
-    with database.connect() as settling:
-        assert Settlement(sink, [(event, shard)]).run(settling)
-        assert shard not in [row[0] for row in claim_shards(connection, sink)]
-    assert [row[0] for row in claim_shards(connection, sink)] == [shard]
-    assert written(connection, sink) == (1, 0)
-
-
-@pytest.mark.parametrize("committed", [True, False])
-def test_settlement_waits_for_a_claim_under_way(
-    database: Database, connection: Connection, sink: str, committed: bool
-) -> None:
-    """Without ``for share of s`` the settlement does not wait, and writes rows beside the claim."""
-    event = emitted(connection)
-    end_mine(connection, sink)
-    with database.connect() as claiming:
-        assert len(claim_shards(claiming, sink)) == 64
-        with in_background(database, Settlement(sink, [event], moved={7: (1, 50)}).run) as settled:
-            assert not settled.done(), "the settlement did not wait"
-            _ = claiming.commit() if committed else claiming.rollback()
-        assert settled.result() is not committed
-    assert written(connection, sink) == ((0, 0) if committed else (1, 1))
 
 
 @pytest.mark.fence("the COMMIT of a settlement has no answer, and may still take effect")
@@ -277,15 +221,6 @@ def test_trimmed_ledger_keeps_the_position_of_every_shard(connection: Connection
     connection.execute(SQL["trim_progress"], {"most": 5000})
     assert [stands(connection, sink, shard) for shard in range(64)] == [40 + shard for shard in range(64)]
     assert written(connection, sink) == (0, 64)
-
-
-def test_row_that_is_there_already_stays_as_it_is(connection: Connection, sink: str) -> None:
-    event = emitted(connection)
-    assert Settlement(sink, [event], row={"row_attempts": 3, "row_error": "first"}).run(connection)
-    row = {"row_attempts": 9, "row_state": "held", "row_error": "second"}
-    assert Settlement(sink, [event, event], row=row).run(connection)
-    rows = connection.execute("select state, attempts, last_error from outbox.delivery where sink = %s", (sink,))
-    assert rows.fetchall() == [("waiting", 3, "first")]
 
 
 # -- claiming rows ------------------------------------------------------------------------------------------------
@@ -394,44 +329,6 @@ def longest(rows: list[tuple[Any, ...]]) -> int:
     return max(len(value) for row in rows for value in row if isinstance(value, bytes | str))
 
 
-def test_claim_ends_with_the_row_that_reaches_the_byte_bound(connection: Connection, sink: str) -> None:
-    for event in range(1, 6):
-        add(connection, sink, event, key=None, payload=bytes(1000))
-    assert claimed(connection, sink, bytes=1) == [1]
-    assert claimed(connection, sink, bytes=1001) == [2, 3]
-    assert claimed(connection, sink, bytes=AMPLE, rows=1) == [4]
-
-
-def test_suspects_are_claimed_alone_and_only_by_who_asks_for_them(connection: Connection, sink: str) -> None:
-    """Without ``not d.suspect`` what kills one process kills the next, with what is beside it."""
-    add(connection, sink, 1, key="a", claims=3)
-    add(connection, sink, 2, key="b", claims=4, state="held")
-    add(connection, sink, 3, key="c", claims=2)
-    assert claimed(connection, sink, suspects=True) == [1]
-    assert claimed(connection, sink, suspects=True) == [2]
-    assert claimed(connection, sink, suspects=True) == []
-    assert claimed(connection, sink) == [3]
-
-
-def test_row_that_is_claimed_again_and_again_becomes_a_suspect(connection: Connection, sink: str) -> None:
-    add(connection, sink, 1)
-    for claims in (1, 2, 3):
-        assert [row[-1] for row in claim(connection, sink, lease_for=-1.0)] == [claims]
-    assert claim(connection, sink) == []
-    assert [row[-1] for row in claim(connection, sink, suspects=True)] == [4]
-
-
-def test_claim_passes_by_rows_that_are_being_claimed(database: Database, connection: Connection, sink: str) -> None:
-    """Without ``skip locked`` where rows are looked for the second claim waits for the first, or finds nothing."""
-    for event in range(1, 11):
-        add(connection, sink, event, key=None)
-    with database.connect() as first:
-        assert claimed(first, sink, rows=4) == [1, 2, 3, 4]
-        connection.execute("set statement_timeout = '5s'")
-        assert claimed(connection, sink, rows=4) == [5, 6, 7, 8]
-    assert claimed(connection, sink) == [9, 10]
-
-
 @pytest.mark.fence("two relays claim one row or shard")
 def test_no_row_is_claimed_twice_however_many_claim(database: Database, connection: Connection, sink: str) -> None:
     for event in range(1, 401):
@@ -475,24 +372,6 @@ def claim_that_pauses(connection: Connection, before: str = CHOSEN) -> Generator
         yield
     finally:
         connection.execute(original)
-
-
-@pytest.mark.parametrize(("state", "due_in"), [("waiting", 3600.0), ("dead", None)])
-def test_row_that_was_given_back_while_it_was_looked_for_is_left(
-    database: Database, connection: Connection, sink: str, state: str, due_in: float | None
-) -> None:
-    """Without the conditions beside ``skip locked``, a row that another relay has just given back is claimed early."""
-    add(connection, sink, 1, state="held")
-    lease = uuid4()
-    with claim_that_pauses(connection), database.connect(autocommit=True) as other:
-        other.execute("select pg_advisory_lock(%s)", (PAUSE,))
-        with in_background(database, lambda c: claimed(c, sink)) as found:
-            assert not found.done(), "the claim did not pause"
-            query = "update outbox.delivery set lease = %s, lease_until = now() + interval '1 h' where sink = %s"
-            other.execute(query, (lease, sink))
-            assert given_back(other, sink, lease, state, row_due_in=due_in) == [(1,)]
-            other.execute("select pg_advisory_unlock(%s)", (PAUSE,))
-        assert found.result() == []
 
 
 @pytest.mark.fence("rows of a key are claimed behind one that another relay is claiming")
@@ -544,18 +423,6 @@ def row_state(connection: Connection, sink: str) -> tuple[Any, ...]:
     ).fetchall()[0]
 
 
-def test_row_done_needs_its_lease(connection: Connection, sink: str) -> None:
-    """Without ``d.lease = r.lease`` a relay whose lease lapsed removes a row that another is delivering."""
-    add(connection, sink, 1)
-    lease = uuid4()
-    assert claimed(connection, sink, lease=lease) == [1]
-    assert call(connection, "delete_rows", sink=sink, row_id=[1], row_lease=[uuid4()]) == []
-    assert call(connection, "delete_rows", sink="another", row_id=[1], row_lease=[lease]) == []
-    assert written(connection, sink) == (1, 0)
-    assert call(connection, "delete_rows", sink=sink, row_id=[1], row_lease=[lease]) == [(1, False)]
-    assert written(connection, sink) == (0, 0)
-
-
 @pytest.mark.parametrize(
     ("other", "followed"),
     [
@@ -593,32 +460,7 @@ def test_row_back_needs_its_lease(connection: Connection, sink: str) -> None:
 # -- registering sinks --------------------------------------------------------------------------------------------
 
 
-def register(connection: Connection, *wanted: tuple[str, list[str], str | None]) -> dict[str, int]:
-    """Return name → generation, registered with a tick of sequence 500."""
-    sinks = [{"name": name, "patterns": patterns, "start": start} for name, patterns, start in wanted]
-    rows = call(connection, "register_sinks", wanted=Jsonb(sinks), seq=500, snapshot="90:99:90", next=101)
-    return dict(rows)
-
-
-def first_positions(connection: Connection, sink: str) -> set[tuple[Any, ...]]:
-    """Return the different first positions of the shards of a sink."""
-    rows = call(connection, "positions", sink=sink, shards=list(range(64)))
-    assert [row[0] for row in rows] == list(range(64))
-    return {row[1:] for row in rows}
-
-
 BEGINNING, NOW = (0, "3:3:", 3, None, None, None, 0), (500, "90:99:90", 101, None, None, None, 0)
-
-
-def test_relays_that_register_at_once_make_a_sink_once(database: Database, sink: str) -> None:
-    name = f"{sink}_new"
-    with database.connect() as first:
-        made = register(first, (name, ["a"], None))
-        with in_background(database, lambda c: register(c, (name, ["a"], None))) as second:
-            assert not second.done(), "the second relay did not wait"
-            first.commit()
-        assert second.result() == made
-        assert first_positions(first, name) == {NOW}
 
 
 # -- partitions ---------------------------------------------------------------------------------------------------
@@ -649,15 +491,6 @@ def partitions(connection: Connection) -> list[tuple[str]]:
 def make(connection: Connection) -> int:
     [(made,)] = call(connection, "make_partitions")
     return made
-
-
-def test_partitions_are_made_once(day_missing: Database) -> None:
-    with day_missing.connect(autocommit=True) as connection:
-        assert make(connection) == 4
-        assert make(connection) == 0
-        emitted(connection)
-        [(today,)] = connection.execute("select tableoid::regclass::text from outbox.event").fetchall()
-    assert today != "outbox.event_default"
 
 
 def test_event_without_a_partition_is_kept_and_read(day_missing: Database) -> None:

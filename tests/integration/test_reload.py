@@ -47,7 +47,7 @@ class Slow:
 def reloaded(harness: RelayHarness, newer: SinkSpec, client: MemorySink) -> None:
     """Do with the harness's sink what SIGHUP does."""
     look = harness.store.tick()
-    wanted = [(newer.name, newer.patterns, newer.start)]
+    wanted = [(newer.name, newer.patterns, newer.settings.start)]
     generations = harness.store.register_sinks(wanted, look.tick, server=look.incarnation)
     sink = harness.as_sink(client)
     sink.open()

@@ -125,23 +125,6 @@ def test_a_sink_that_is_registered_after_the_check_has_the_day_checked_again(
     assert [keeper["name"] for keeper in kept] == (["crm"] if start == "beginning" else [])
 
 
-def test_a_transaction_that_wrote_into_the_day_keeps_it_and_is_named(database: Database, owner: Connection) -> None:
-    fill_days(owner, 12, 12)
-    emit_ago(owner, 0)
-    keep(owner, 5)
-    register(owner, "crm", "now")
-    lease = begin(owner)
-    with database.connect() as late:
-        emit_ago(late, 12)
-        [keeper] = check(owner, date_ago(12), lease)
-        assert keeper["kind"] == "transaction"
-        assert str(late.info.backend_pid) in keeper["name"]
-        assert empty(owner, date_ago(12), lease) == "again"
-        late.commit()
-    # The sink has not settled the latecomer.
-    assert [keeper["name"] for keeper in check(owner, date_ago(12), lease)] == ["crm"]
-
-
 def test_a_latecomer_of_a_sinks_tick_keeps_its_day(database: Database, owner: Connection) -> None:
     fill_days(owner, 12, 12)
     emit_ago(owner, 0)

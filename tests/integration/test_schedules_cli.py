@@ -24,7 +24,6 @@ EVERY_MINUTE = """
 cron = "* * * * *"
 type = "a.due"
 payload = {n = 1}
-headers = {source = "file"}
 key = "k"
 """
 

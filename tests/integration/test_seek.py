@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from psycopg import errors
 
 from outbox_relay.domain.errors import LeaseLost
 from outbox_relay.domain.window import Position
 from outbox_relay.postgres.migrations import rebase
 from tests.support.command import inside
 from tests.support.database import Database, query
-from tests.support.deliveries import delivered, emit, has, ids, in_order
+from tests.support.deliveries import delivered, emit, ids, in_order
 from tests.support.ledger import ledger
 from tests.support.lock_waits import SECONDS, begun
 from tests.support.memory_sink import MemorySink
@@ -77,25 +76,6 @@ def released(harness: RelayHarness) -> None:
     until(fact, seconds=20, what="every shard is released")
 
 
-def test_seek_to_a_time_begins_with_the_first_event_emitted_since(database: Database) -> None:
-    with ledger(database) as books:
-        books.register(("s", ["*"], "beginning"))
-        books.emit(*"abc")
-        books.catch_up("s")
-    [(at,)] = query(database, "select clock_timestamp()::text")
-    wanted = emit(database, ["d", "e"])
-    assert seek(database, "s", at) == {"again": 0, "passed_over": 0, "exact": True}
-    assert query(database, BACKLOG) == [(2,)]
-    sink = MemorySink()
-    with running(database.dsn, (spec("s"), sink)):
-        delivered(sink, wanted)
-        has(database, BACKLOG + " where events = 0")
-    assert ids(sink) == wanted
-    assert seek(database, "s", at) == {"again": 2, "passed_over": 0, "exact": True}
-    assert seek(database, "s", "PT1H") == {"again": 3, "passed_over": 0, "exact": True}
-    assert seek(database, "s", "PT0S")["passed_over"] == 5
-
-
 @pytest.mark.fence("an event with a lower id is committed while a seek looks for its place")
 def test_an_event_with_a_lower_id_that_is_committed_meanwhile_is_delivered(database: Database) -> None:
     """Goes red when the tick is taken after the lowest id was looked up, or is not used."""
@@ -159,51 +139,6 @@ def test_below_the_floor_of_a_rebase_the_log_is_read_in_the_old_numbering(databa
         delivered(sink, [*old, *new])
         harness.settled()
     assert sorted(ids(sink)) == [*(older if to == "beginning" else []), *old, *new]
-
-
-def test_what_a_seek_skips_is_passed_and_what_it_reads_again_is_not(database: Database) -> None:
-    register(database, "s")
-    ids_ = emit(database, KEYS[:4])
-    query(
-        database,
-        "update outbox.event set created_at = created_at - interval '1 hour' where id <= %s returning id",
-        ids_[1],
-    )
-    seek(database, "s", "PT60S")
-    passed = query(
-        database,
-        "select e.id from outbox.event e join outbox.standing n on n.sink = 's' and n.shard = e.shard "
-        "where outbox_internal.position_passed(e.id, e.xid, n.a_seq, n.a_snapshot, n.a_next, n.b_snapshot, n.last_id, "
-        "0) order by 1",
-    )
-    assert [found for (found,) in passed] == ids_[:2]
-
-
-def test_rows_stay_and_are_counted(database: Database) -> None:
-    register(database, "s")
-    [event] = emit(database, ["a"])
-    row = """insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, content_type, created_at)
-             select 's', e.id, e.shard, 'dead', false, now(), e.uid, e.type, 'application/json', e.created_at
-               from outbox.event e"""
-    call(database, row)
-    call(database, "insert into outbox.discarded (sink, id, uid, reason) values ('s', 1, gen_random_uuid(), 'x')")
-    seek(database, "s", "now")
-    assert query(database, "select id from outbox.delivery") == [(event,)]
-    ended = inside("sinks", "seek", "s", "--to", "beginning", "--yes", "--dsn", database.dsn)
-    assert ended.code == 0
-    assert "1 are dead letters" in ended.out
-    assert "Discarded before, and not delivered again: 1." in ended.out
-
-
-def test_a_seek_is_refused_if_the_configuration_changes_while_it_counts(database: Database) -> None:
-    register(database, "s")
-    with database.connect() as holder:
-        holder.execute("lock table outbox.sink in share row exclusive mode")
-        with begun(database, lambda one: one.execute(SEEK, ("now",)).fetchall()) as sought:
-            holder.execute("select outbox_internal.raise_config()")
-            holder.commit()
-            with pytest.raises(errors.SerializationFailure):
-                sought.result(SECONDS)
 
 
 def test_seek_says_first_what_it_does_and_asks(database: Database) -> None:

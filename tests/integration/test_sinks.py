@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from psycopg import errors
-from structlog.testing import capture_logs
 
-from outbox_relay.domain.event import StoredEvent
-from outbox_relay.domain.outcomes import DELIVERED, Verdict
 from outbox_relay.postgres.migrations import migrate
 from tests.support.command import Ended, inside
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit, ids
 from tests.support.ledger import ledger
-from tests.support.memory_sink import Gate, MemorySink
-from tests.support.receiver import Receiver
-from tests.support.relay_config import webhook_config
+from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import RelayHarness, running, spec
 from tests.support.roles import denied, new_role
 from tests.support.sink_actions import audited, call, register, remove
-from tests.support.wait import becomes, until
-
-SHORT_LEASE = 3.0
-HOSTILE = [None, "", "nosuch", "é", "a'b\"c", "x" * 5000, "s; drop table outbox.sink"]
+from tests.support.wait import until
 
 
 def ask(database: Database, *arguments: str | Path) -> Ended:
@@ -54,13 +44,6 @@ def test_a_removed_sink_is_not_registered_again_until_its_name_is_forgotten(data
     ]
 
 
-def test_a_sink_registered_after_all_were_removed_begins_now(database: Database) -> None:
-    register(database, "s")
-    remove(database, "s")
-    call(database, """select outbox_internal.register_sinks('[{"name": "t", "patterns": ["*"]}]', 0, '3:3:', 3)""")
-    assert query(database, "select start from outbox.sink") == [("now",)]
-
-
 def test_many_rows_are_deleted_in_steps_of_which_the_audit_has_one_row(database: Database) -> None:
     with ledger(database) as books:
         books.register(("s", ["*"], "beginning"))
@@ -76,35 +59,6 @@ def test_many_rows_are_deleted_in_steps_of_which_the_audit_has_one_row(database:
     again = ask(database, "sinks", "remove", "s")
     assert (again.code, again.out) == (0, "sink s is already removed\n")
     assert [row[3] for row in audited(database)] == [2, 3]
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_sink_that_does_not_exist_is_refused_by_every_action(database: Database, name: str | None) -> None:
-    register(database, "s")
-    for statement in (
-        "select outbox.drop_sink(%s, false, 1, 'x', null)",
-        "select outbox.preview_removal(%s, 1, 1, 1)",
-        "select outbox.preview_seek(%s, 'now', 1, 1)",
-        "select outbox.seek_sink(%s, 'now', 'x', null)",
-    ):
-        with pytest.raises(errors.NoDataFound, match="there is no sink"):
-            call(database, statement, name)
-    assert query(database, "select name from outbox.sink") == [("s",)]
-
-
-def test_the_nearest_name_is_suggested(database: Database) -> None:
-    register(database, "billing")
-    for command in (
-        ("sinks", "remove", "biling", "--yes"),
-        ("sinks", "seek", "biling", "--to", "now", "--yes"),
-        ("sinks", "probe", "biling"),
-        ("pause", "biling"),
-        ("resume", "biling"),
-        ("dead", "list", "--sink", "biling"),
-    ):
-        ended = ask(database, *command)
-        assert (ended.code, ended.out) == (3, ""), (command, ended)
-        assert "there is no sink 'biling' in this database; did you mean billing?" in ended.err
 
 
 def test_removal_says_first_what_is_lost_and_asks(database: Database) -> None:
@@ -133,59 +87,6 @@ def test_a_relay_with_a_removed_sink_serves_its_others_and_shows_the_fault(datab
 
 def _shows_fault(harness: RelayHarness) -> None:
     until(lambda: "--forget" in str(harness.loop("s").fault), seconds=10, what="the fault is shown")
-
-
-def test_a_relay_whose_sink_is_removed_while_it_runs_shows_the_fault(database: Database) -> None:
-    sink = MemorySink()
-    with running(
-        database.dsn, (spec("s"), sink), lease_seconds=SHORT_LEASE, expects={"lease_lost", "reload"}
-    ) as harness:
-        harness.owns_all()
-        delivered(sink, emit(database, ["a"]))
-        remove(database, "s")
-        _shows_fault(harness)
-        remove(database, "s", forget=True)
-        register(database, "s")
-        delivered(sink, emit(database, ["b"]))
-
-
-def test_the_log_says_that_new_settings_wait_for_a_long_request(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Until it ends, the sink starts no other event. Goes red when the log does not give the reason."""
-    monkeypatch.setattr("outbox_relay.relay.loop.TELL_SECONDS", 0.1)
-    ended = Gate()
-
-    async def request(_event: StoredEvent, _attempt: int) -> Verdict:
-        await ended.wait()
-        return DELIVERED
-
-    sink, after = MemorySink(request, keeps_order=False), MemorySink(keeps_order=False)
-    with capture_logs() as lines, running(database.dsn, (spec("s"), sink)) as harness:
-        wanted = emit(database, ["long"])
-        becomes(lambda: sink.attempts == wanted, "the request is under way")
-        served, following = harness.served["s"], harness.as_sink(after)
-        following.open()
-        served.replace(replace(spec("s"), record_attempts="all"), served.leases.generation, following)
-        becomes(lambda: [line for line in lines if line["event"] == "config.waits"], "the log says it")
-        short = emit(database, ["short"])
-        ended.set()
-        delivered(sink, wanted)
-        delivered(after, short)
-    assert [line["requests"] for line in lines if line["event"] == "config.waits"] == [1]
-    assert served.spec.settings.record_attempts == "all"
-
-
-@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
-@pytest.mark.parametrize(
-    "action", ["outbox.drop_sink('s', false, 1, 'x', null)", "outbox.seek_sink('s', 'now', 'x', null)"]
-)
-def test_a_transaction_that_would_not_see_new_rows_is_refused(database: Database, action: str, level: str) -> None:
-    register(database, "s")
-    with database.connect(autocommit=True) as connection:
-        connection.execute(f"set default_transaction_isolation = '{level}'".encode())
-        with pytest.raises(errors.InvalidTransactionState):
-            connection.execute(f"select {action}".encode())
 
 
 # -- list, roles, service ------------------------------------------------------------------------------------------
@@ -240,25 +141,3 @@ def test_an_operator_acts_and_sees_no_payload(database: Database, operator: str)
     for column in ("payload", "headers"):
         denied(database, operator, f"select {column} from outbox.event")
         denied(database, operator, f"select {column} from outbox.delivery")
-
-
-def test_a_role_without_the_right_is_told_how_to_get_it(database: Database, relay: str) -> None:
-    register(database, "s")
-    for command in (("remove", "s", "--yes"), ("seek", "s", "--to", "now", "--yes")):
-        ended = inside("sinks", *command, "--dsn", database.dsn_as(relay))
-        assert (ended.code, ended.out) == (2, "")
-        assert "run outbox-relay migrate --grant-operate ROLE" in ended.err
-    assert inside("sinks", "list", "--dsn", database.dsn_as(relay)).code == 0
-
-
-def test_check_online_names_a_new_sink_beside_one_without_settings(database: Database, tmp_path: Path) -> None:
-    register(database, "older")
-    with Receiver() as receiver:
-        file = tmp_path / "relay.toml"
-        file.write_text(webhook_config(database.dsn, receiver, tmp_path))
-        ended = inside("check", "--online", "-c", file)
-        assert "if it is another name of it, keep the name older" in ended.err
-        register(database, "crm", "a.*")
-        remove(database, "crm")
-        ended = inside("check", "--online", "-c", file)
-        assert (ended.code, "this sink was removed from the database" in ended.err) == (2, True)

@@ -10,10 +10,9 @@ from collections.abc import Generator
 
 import pytest
 
-from outbox_relay.domain.circuit import CircuitPolicy
 from tests.support.database import Database, query
 from tests.support.deliveries import add_waiting, dead_letters, delivered, emit, ids, in_order
-from tests.support.memory_sink import BOTH, Late, MemorySink, fails
+from tests.support.memory_sink import BOTH, MemorySink
 from tests.support.relay_harness import RelayHarness, running, spec
 from tests.support.short_statements import short_statements
 
@@ -22,7 +21,6 @@ pytestmark = pytest.mark.slow
 LIMIT_MS = 1000
 """Long enough for every statement but those that a test makes slow."""
 EVENTS = 1100
-UNHURRIED = CircuitPolicy(open_after=10_000)
 SLOW_READS = """
 create or replace function outbox_internal.delivery_fault(
     payload bytea, key text, headers jsonb, deliver_at timestamptz, ceiling bigint
@@ -110,14 +108,3 @@ def test_claims_that_run_out_of_time_get_smaller(database: Database, keeps_order
     with running(database.dsn, (spec("s"), sink)) as harness:
         all_arrive(harness, sink, list(range(1, 41)), "claim_rows")
         assert harness.store.timed_out.keys() == {"claim_rows"}
-
-
-def test_settlements_that_run_out_of_time_get_smaller(database: Database) -> None:
-    make(database, SLOW_ROWS.format(change="insert", seconds=0.03))
-    script = Late()
-    script.script = fails(1)
-    sink = MemorySink(script)
-    with running(database.dsn, (spec("s", circuit=UNHURRIED), sink)) as harness:
-        harness.owns_all()
-        all_arrive(harness, sink, emit(database, [f"k{n}" for n in range(60)]), "settle")
-        assert harness.store.timed_out.keys() == {"settle"}

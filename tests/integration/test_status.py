@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import random
-import sys
 from collections.abc import Generator
 from contextlib import ExitStack
 from typing import Any
@@ -12,16 +10,10 @@ from typing import Any
 import pytest
 
 from outbox_relay import admin
-from outbox_relay.admin.status import BACKLOG
 from outbox_relay.domain.window import BEGINNING, Position, Tick
-from outbox_relay.postgres.database import statements
-from outbox_relay.postgres.rows import NewRow
 from tests.support.command import inside
 from tests.support.database import Database
 from tests.support.ledger import ALL, Ledger, emit, ledger
-from tests.support.memory_sink import MemorySink
-from tests.support.relay_harness import running, spec
-from tests.support.wait import until
 
 BULK = """insert into outbox.event (shard, uid, type, key, payload, content_type)
 select outbox_internal.shard_of('k' || g %% 500, null), gen_random_uuid(), %s, 'k' || g %% 500, '{}', 'application/json'
@@ -39,51 +31,6 @@ def books(database: Database) -> Generator[Ledger]:
 def sink(books: Ledger, name: str = "s") -> dict[str, Any]:
     """Return the status of one sink."""
     return (admin.status(books.store))["sinks"][name]
-
-
-def test_a_new_database_has_no_sinks_and_no_relays(books: Ledger) -> None:
-    retention: dict[str, Any] = {"keep_days": 30, "hold_until": None, "idle": True, "last_pass": None, "blocked": []}
-    nothing: dict[str, Any] = {"relays": [], "sinks": {}, "unrouted": [], "in_default_partition": 0}
-    nothing["retention"] = retention
-    nothing["replays"] = nothing["not_answered"] = []
-    assert admin.status(books.store) == nothing
-
-
-def test_a_sink_begins_at_the_beginning_or_now(books: Ledger) -> None:
-    books.emit(*"abcde")
-    books.register(("all", ["*"], "beginning"), ("new", ["*"], "now"), ("none", ["other.*"], "beginning"))
-    books.emit(*"fg")
-    found = (admin.status(books.store))["sinks"]
-    assert {name: s["backlog"] for name, s in found.items()} == {"all": 7, "new": 2, "none": 0}
-    assert found["none"]["oldest_seconds"] == 0.0 < found["all"]["oldest_seconds"]
-    assert all(s["backlog_exact"] for s in found.values())
-
-
-def test_only_types_of_the_sink_count(books: Ledger) -> None:
-    books.register(("s", ["order.*", "a_b%"], "beginning"))
-    for event_type in ("order.created", "order.", "orders", "a_b%", "axb%", "a_bc"):
-        books.emit("k", type=event_type)
-    assert (sink(books))["backlog"] == 3
-
-
-def test_oldest_is_the_age_of_the_oldest_event_by_the_clock_of_the_database(books: Ledger) -> None:
-    books.register(("s", ["*"], "beginning"))
-    first, *_ = books.emit(*"abc")
-    books.do("update outbox.event set created_at = created_at - interval '5 minutes' where id = %s", first)
-    assert 300 <= (sink(books))["oldest_seconds"] < 330
-
-
-def test_a_running_transaction_counts_once_it_has_committed(books: Ledger) -> None:
-    books.register(("s", ["*"], "beginning"))
-    with books.database.connect() as late, books.database.connect() as never:
-        emit(late, "a")
-        emit(never, "a")
-        books.emit("b")
-        books.catch_up("s")
-        assert (sink(books))["backlog"] == 0
-        late.commit()
-        never.rollback()
-        assert (sink(books))["backlog"] == 1
 
 
 class Writers:
@@ -183,34 +130,6 @@ def _kind(position: Position, event_id: int, xid: int) -> str:
     return "late for B" if event_id <= b.seq else "above B"
 
 
-def test_the_last_window_of_an_old_numbering_counts_until_it_is_read(books: Ledger) -> None:
-    books.register(("s", ["*"], "beginning"))
-    books.emit(*"abc")
-    tick = books.tick()
-    books.emit(*"defg")
-    books.place("s", Position(tick))
-    [(floor,)] = books.query("select outbox.rebase()")
-    assert (sink(books))["backlog"] == 4
-    books.emit(*"hi")
-    assert (sink(books))["backlog"] == 6
-    window = (books.store.positions("s", [0]))[0]
-    books.know_epochs("s")
-    books.place("s", window.at(floor - 1))
-    assert (sink(books))["backlog"] == 3
-    books.place("s", window.closed())
-    assert (sink(books))["backlog"] == 2
-
-
-def test_a_zombie_does_not_bring_the_backlog_back(books: Ledger) -> None:
-    books.register(("s", ["*"], "beginning"))
-    books.emit(*"abc")
-    books.own("s")
-    books.catch_up("s")
-    books.epochs.clear()
-    books.place("s", Position(BEGINNING))
-    assert (sink(books))["backlog"] == 0
-
-
 def test_rows_count_by_their_state(books: Ledger) -> None:
     books.register(("s", ["*"], "beginning"), ("other", ["*"], "beginning"))
     books.own("s")
@@ -252,16 +171,6 @@ def test_what_is_scheduled_is_no_backlog_until_it_is_due_and_then_ages_from_ther
     assert found["oldest_seconds"] < 40
 
 
-def test_the_oldest_row_counts_and_a_dead_one_does_not(books: Ledger) -> None:
-    books.register(("s", ["*"], "beginning"))
-    books.own("s")
-    dead, held, _ = books.emit(*"abc")
-    books.park("s", books.row(dead, "dead"), books.row(held, "held"))
-    books.do("update outbox.delivery set created_at = created_at - interval '1 hour' where id = %s", dead)
-    books.do("update outbox.delivery set created_at = created_at - interval '5 minutes' where id = %s", held)
-    assert 300 <= (sink(books))["oldest_seconds"] < 330
-
-
 def test_ten_thousand_are_counted_and_more_are_estimated(books: Ledger) -> None:
     books.register(("s", ["*"], "beginning"), ("some", ["rare.*"], "beginning"))
     books.do(BULK, "test.event", 10_000)
@@ -276,73 +185,6 @@ def test_ten_thousand_are_counted_and_more_are_estimated(books: Ledger) -> None:
     assert len(left) * 0.9 < found["backlog"] < len(left) * 1.1
     assert (sink(books, "some"))["backlog"] == 1_000
     assert (sink(books, "some"))["backlog_exact"]
-
-
-def test_parked_events_beyond_the_position_do_not_spoil_the_count(books: Ledger) -> None:
-    books.register(("s", ["*"], "beginning"))
-    books.own("s")
-    books.do(BULK, "test.event", 12_000)
-    parked = [row[0] for row in books.query("select id from outbox.event where id %% 4 <> 0 order by id")]
-    shards = dict(books.query("select id, shard from outbox.event"))
-    books.park("s", *(NewRow(i, shards[i], "dead", ordered=True) for i in parked))
-    found = sink(books)
-    assert (found["backlog"], found["backlog_exact"], found["dead"]) == (3_000, True, 9_000)
-
-
-def test_looking_among_events_of_others_ends_after_a_while(books: Ledger) -> None:
-    books.register(("s", ["rare.*"], "beginning"))
-    books.do("select setval('outbox.event_id_seq', 2000000)")
-    books.emit("a", type="rare.one")
-    ask = statements()["status_backlog"].encode()
-    with books.database.connect(autocommit=True) as connection:
-        parameters: dict[str, Any] = {"sink": "s", "types": ["rare.%"], "most": 10_000, "seconds": 0.0}
-        row = connection.execute(ask, parameters).fetchone()
-        assert row is not None
-        assert row[:2] == (0, False)
-        row = connection.execute(ask, {**parameters, "seconds": 60.0}).fetchone()
-        assert row is not None
-        assert row[:2] == (1, True)
-
-
-def test_status_reads_little_of_a_long_log_when_every_position_is_at_its_end(books: Ledger) -> None:
-    books.register(("s", ["*"], "beginning"))
-    books.do(BULK, "test.event", 100_000)
-    some = books.tick()
-    books.emit(*"ab")
-    end = books.tick()
-    books.place("s", Position(some, end, end.seq), range(30))
-    books.place("s", Position(end), range(30, 64))
-    books.emit(*(f"k{n}" for n in range(100)))
-    question = {"sink": "s", "types": None, "most": 10_000, "seconds": 60.0}
-    assert _blocks(books, "status_backlog", question) < 1_000
-    assert _blocks(books, "status_types", {"most": 10_000}) < 1_000
-
-
-def _blocks(books: Ledger, name: str, parameters: dict[str, Any]) -> int:
-    """Return the blocks that a statement reads, from memory or disk; the log of the test has more than 3,000."""
-    statement = statements()[name].encode()
-    with books.database.connect(autocommit=True) as connection:
-        connection.execute(statement, parameters)  # what follows reads no catalogues any more
-        row = connection.execute(b"explain (analyze, buffers, format json) " + statement, parameters).fetchone()
-    assert row is not None
-    plan = row[0][0]["Plan"]
-    return plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
-
-
-def test_types_that_no_sink_takes_are_named(books: Ledger) -> None:
-    books.register(("s", ["order.*"], "beginning"), ("t", ["user.created"], "beginning"))
-    for event_type in ("order.created", "user.created", "user.deleted", "a.b", "a.b"):
-        books.emit("k", type=event_type)
-    assert (admin.status(books.store))["unrouted"] == ["a.b", "user.deleted"]
-    books.do(BULK, "order.x", 10_000)
-    assert (admin.status(books.store))["unrouted"] == []
-
-
-def test_events_without_a_partition_of_their_day_are_counted(books: Ledger) -> None:
-    books.do("truncate outbox.event")
-    late = "insert into outbox.event (shard, type, created_at) values (0, 't', %s)"
-    books.do(late, "2001-01-01")
-    assert (admin.status(books.store))["in_default_partition"] == 1
 
 
 def test_pause_circuit_last_error_and_shards_without_an_owner_are_shown(books: Ledger) -> None:
@@ -394,17 +236,6 @@ def test_an_error_that_is_over_is_null_and_has_its_times(books: Ledger) -> None:
     assert (last_error(books))[0] is None, "no relay has met it for minutes"
 
 
-def test_an_error_of_a_client_is_not_over_because_events_are_delivered(books: Ledger) -> None:
-    books.register(("s", ["*"], "beginning"))
-    books.store.record_trouble("s", "client: no broker answers")
-    [row] = books.store.sinks(["s"])
-    assert not row.last_error_open
-    books.store.record_mended("s", own=True)
-    assert (last_error(books))[0] == "client: no broker answers"
-    books.store.record_trouble("s", None)
-    assert last_error(books) == (None, None, None)
-
-
 def last_error(books: Ledger) -> tuple[str | None, str | None, str | None]:
     """Return the last error of sink s, its time and the time of its end."""
     found = sink(books)
@@ -433,17 +264,6 @@ def test_relays_that_are_alive_are_listed_with_their_shards(books: Ledger) -> No
     assert seen[0] < 30 < 50 <= seen[2] < 80
 
 
-def test_status_is_json_and_a_table(books: Ledger) -> None:
-    books.register(("s", ["order.*"], "beginning"))
-    books.live("relay\x1b[31m", "s")
-    books.emit("k", type="user.deleted")
-    found = admin.status(books.store)
-    assert json.loads(json.dumps(found)) == found
-    text = admin.status_text(found)
-    assert "\x1b" not in text
-    assert "user.deleted" in text
-
-
 def test_a_part_that_is_locked_is_named_and_hides_no_other(books: Ledger) -> None:
     books.register(("s", ["order.*"], "beginning"))
     books.live("a", "s")
@@ -457,34 +277,3 @@ def test_a_part_that_is_locked_is_named_and_hides_no_other(books: Ledger) -> Non
     assert [each["part"] for each in found["not_answered"]] == ["replays"]
     assert found["not_answered"][0]["reason"] in ended.err
     assert (found["sinks"]["s"]["backlog"], found["unrouted"], len(found["relays"])) == (0, ["user.deleted"], 1)
-
-
-def test_a_sink_whose_events_cannot_be_counted_shows_the_rest(books: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = sys.modules["outbox_relay.admin.status"]  # `admin.status` is the function
-    monkeypatch.setattr(limits, "ANSWER_SECONDS", 0.5)
-    monkeypatch.setattr(limits, "HURRIED_SECONDS", 0.5)
-    books.register(("s", ["*"], "beginning"), ("t", ["*"], "beginning"))
-    books.do("update outbox.sink set paused = true where name = 't'")
-    with books.database.connect() as other:
-        other.execute("lock table outbox.delivery in access exclusive mode")
-        found = admin.status(books.store)
-    parts = [each["part"] for each in found["not_answered"]]
-    assert {"backlog of sink s", "backlog of sink t"} <= set(parts)
-    assert {found["sinks"][name][count] for name in "st" for count in BACKLOG} == {None}
-    assert [found["sinks"][name]["paused"] for name in "st"] == [False, True]
-    rows = [line.split()[:7] for line in admin.status_text(found).splitlines()[1:3]]
-    assert rows == [["s", *"??????"], ["t", *"??????"]]
-    assert [line.partition(":")[0] for line in admin.too_old(found, 1e9)] == ["sink s", "sink t"]
-
-
-def test_nothing_is_left_when_a_relay_has_delivered_everything(books: Ledger) -> None:
-    books.emit(*(f"k{n % 7}" for n in range(300)))
-
-    def nothing_left() -> bool:
-        found = sink(books)
-        return (found["backlog"], found["waiting"], found["unowned"]) == (0, 0, 0)
-
-    with running(books.database.dsn, (spec("s"), MemorySink())):
-        until(nothing_left, seconds=20, what="status shows no backlog")
-        relays = (admin.status(books.store))["relays"]
-        assert [relay["shards"] for relay in relays] == [{"s": 64}]

@@ -4,40 +4,16 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
-from outbox_relay.domain.window import MAX_ID
-from outbox_relay.postgres.database import BY_INDEX, statements
-from outbox_relay.postgres.migrations import migrate
 from tests.support import books as owned
 from tests.support.command import Ended, inside
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, has
-from tests.support.ledger import Ledger, ledger
+from tests.support.ledger import Ledger
 from tests.support.memory_sink import MemorySink
-from tests.support.page import browsing, visible
 from tests.support.relay_harness import running, spec
 from tests.support.replays import Clients, counts, ended, preview, start
-from tests.support.roles import new_role
-from tests.support.sink_actions import register
 
 books = owned.books
-
-PARTS = 100
-FILL = f"""
-with emitted as (
-    insert into outbox.event (shard, uid, type, key, payload, content_type, created_at, tenant)
-    select outbox_internal.shard_of('k' || n, null), gen_random_uuid(), 'order.created', 'k' || n, '{{}}',
-           'text/plain', now(), 't' || n %% {PARTS}
-      from generate_series(1, %s) n returning *
-)
-insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, key, payload, content_type, created_at,
-                             last_error)
-select 's', e.id, e.shard, 'dead', true, now(), e.uid, e.type, e.key, '{{}}', e.content_type, e.created_at, 'gone'
-  from emitted e"""
-LOOKED = """
-select coalesce(sum(seq_tup_read), 0)::bigint, coalesce(sum(idx_tup_fetch), 0)::bigint
-  from pg_stat_xact_user_tables where schemaname = 'outbox' and relname like 'event%'"""
 
 
 def dead_of(books: Ledger, *tenants: str | None) -> list[str]:
@@ -117,88 +93,3 @@ def test_a_replay_delivers_the_events_of_a_tenant_alone(database: Database) -> N
 def why(database: Database, uid: str) -> Ended:
     """Ask `why`."""
     return inside("why", uid, "--json", "--dsn", database.dsn)
-
-
-def test_the_command_starts_a_replay_of_a_tenant(database: Database) -> None:
-    with database.connect() as connection:
-        for tenant in ("acme", "other"):
-            connection.execute("select outbox.emit('t', '1', tenant => %s)", (tenant,))
-    for sink in ("crm", "idle"):
-        register(database, sink)
-    words = ("replay", "start", "--sink", "crm", "--to", "idle", "--tenant", "acme", "--dsn", database.dsn)
-    ended_now = inside(*words, "--since", "1h", "--dry-run", "--json")
-    assert (ended_now.code, ended_now.json) == (0, {"matched": 1, "exact": True})
-    refused = inside(*words, "--yes")
-    assert (refused.code, "a replay needs since, key or uids" in refused.err) == (2, True)
-    assert (inside(*words, "--since", "1h", "--yes")).out == "1\n"
-    assert query(database, "select filter ->> 'tenant' from outbox.audit") == [("acme",)]
-    [shown] = (inside("replay", "list", "--json", "--dsn", database.dsn)).json["replays"]
-    assert shown["tenant"] == "acme"
-
-
-def test_the_page_selects_the_deliveries_of_a_tenant(books: Ledger) -> None:
-    markup = "<b>&"
-    first, other = dead_of(books, markup, "acme")
-    with browsing(books.database) as page:
-        query = {"tenant": markup, "state": "dead"}
-        html = page.get("/exceptions", params=query)
-        assert first in html
-        assert other not in html
-        assert "<b>" not in html
-        assert 'href="/actions/retry?tenant=%3Cb%3E%26&amp;state=dead"' in html.replace("&state", "&amp;state")
-        assert first in page.get("/exceptions", params={**query, "view": "groups"}) or "gone" in html
-        assert "1 dead delivery matches" in visible(page.get("/actions/retry", params=query))
-        found = page.json("/exceptions", params=query)
-        assert [each["uid"] for each in found["deliveries"]] == [first]
-        summed = page.json("/exceptions/summary", params=query)
-        assert [group["count"] for group in summed["groups"]] == [1]
-        assert "1 retried" in page.act("/actions/retry?tenant=acme&state=dead")
-    assert books.query("select state from outbox.delivery where uid = %s", other) == [("waiting",)]
-
-
-@pytest.mark.parametrize("wanted", ['{"tenant": ""}', '{"tenant": 1}', json.dumps({"tenant": "x" * 256})])
-def test_what_is_no_tenant_is_refused(database: Database, wanted: str) -> None:
-    text = "select outbox.count_deliveries(%s)"
-    with database.connect() as connection, pytest.raises(Exception, match="tenant of a filter must"):
-        connection.execute(text, (wanted,))
-
-
-def test_a_reader_selects_by_tenant(books: Ledger) -> None:
-    [uid] = dead_of(books, "acme")
-    with new_role(books.database, "read") as role:
-        migrate(books.database.dsn, grants={"read": [role]})
-        dsn = books.database.dsn_as(role)
-        ended = inside("dead", "list", "--tenant", "acme", "--dsn", dsn)
-        assert uid in ended.out
-        with browsing(books.database, dsn=dsn) as page:
-            assert uid in page.get("/exceptions?tenant=acme")
-
-
-@pytest.mark.parametrize("many", [5_000, pytest.param(100_000, marks=pytest.mark.slow)])
-def test_each_dead_letter_costs_a_look_and_no_scan_of_the_log(database: Database, many: int) -> None:
-    with ledger(database) as books:
-        books.register(("s", ["*"], "beginning"))
-    with database.connect(autocommit=True) as connection:
-        connection.execute(FILL.encode(), (many,))
-        connection.execute("analyze outbox.delivery")
-        connection.execute("analyze outbox.event")
-    page = {"before_id": MAX_ID, "before_sink": "", "most": 51, "looks": 50_000}
-    with database.connect() as connection:
-        connection.execute(BY_INDEX)
-        wanted = json.dumps({"states": ["dead"], "tenant": "t7"})
-        rows = connection.execute(statements()["search_deliveries"], {**page, "filter": wanted}).fetchall()
-        scanned, looked = connection.execute(LOOKED).fetchall()[0]
-    assert len(rows) == min(51, many // PARTS)
-    assert scanned == 0
-    assert looked <= 50_000
-    for text, found in (
-        ("select matched from outbox.count_deliveries(%s)", many // PARTS),
-        ("select count from outbox.delivery_summary(%s)", many // PARTS),
-        ("select count(*) from outbox.deliveries(%s, 50)", 50),
-    ):
-        with database.connect() as connection:
-            assert connection.execute(text.encode(), (json.dumps({"tenant": "t7"}),)).fetchall() == [(found,)]
-            scanned, looked = connection.execute(LOOKED).fetchall()[0]
-        assert scanned == 0, text
-        assert looked <= many, text
-    assert query(database, "select count(*) from outbox.delivery") == [(many,)]

@@ -203,57 +203,34 @@ class Work:
 
 
 def started(page: Browser, work: jobs.Work) -> jobs.Job:
-    return page.site.jobs.start("Retry everything", "anna", "/exceptions", work)
+    job = jobs.Job("Retry everything", "anna", "/exceptions")
+    page.site.jobs.start(job, work)
+    return job
 
 
-def test_a_job_shows_how_far_it_is(books: Ledger) -> None:
-    with browsing(books.database) as page:
-        work = Work()
-        job = started(page, work)
-        until(lambda: job.done, seconds=20, what="the job reports")
-        assert "running 7 so far" in visible(page.get(f"/jobs/{job.id}"))
-        work.may_end.set()
-        page.site.jobs.wait(job, 10)
-        assert "done all of it" in visible(page.get(f"/jobs/{job.id}"))
-
-
-def test_jobs_are_bounded_and_one_that_fails_says_so(books: Ledger) -> None:
+def test_jobs_are_shown_bounded_interrupted_and_one_that_fails_says_so(
+    books: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(_report: jobs.Report) -> str:
         raise ZeroDivisionError("SECRET")
 
     with browsing(books.database) as page:
         work = Work()
-        for _ in range(jobs.RUNNING_MOST):
-            started(page, work)
+        made = [started(page, work) for _ in range(jobs.RUNNING_MOST)]
+        until(lambda: made[0].done, seconds=20, what="the job reports")
+        assert "running 7 so far" in visible(page.get(f"/jobs/{made[0].id}"))
         answer = page.post("/actions/pause", form_fields(page.get("/actions/pause?sink=s")))
         assert (answer.status_code, "running already" in answer.text) == (429, True)
         work.may_end.set()
-        for job in list(page.site.jobs._jobs.values()):  # pyright: ignore[reportPrivateUsage]
-            page.site.jobs.wait(job, 10)
-        job = started(page, fail)
-        page.site.jobs.wait(job, 10)
-        html = page.get(f"/jobs/{job.id}")
-        assert "it failed" in html
-        assert "SECRET" not in html
-
-
-def test_a_job_that_is_interrupted_says_so(books: Ledger) -> None:
-    with browsing(books.database) as page:
-        job = started(page, Work())
+        assert all(job.ended.wait(10) for job in made)
+        assert "done all of it" in visible(page.get(f"/jobs/{made[0].id}"))
+        failed = started(page, fail)
+        assert failed.ended.wait(10)
+        html = page.get(f"/jobs/{failed.id}")
+        assert ("it failed" in html, "SECRET" in html) == (True, False)
+        monkeypatch.setattr(jobs, "KEPT_MOST", 2)
+        interrupted = started(page, Work())
         page.site.jobs.close()
-        page.site.jobs.wait(job, 20)
-        assert job.state == "failed"
-        assert "interrupted" in job.said
-
-
-def test_old_jobs_are_forgotten(books: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing(_report: jobs.Report) -> str:
-        return "nothing"
-
-    monkeypatch.setattr(jobs, "KEPT_MOST", 2)
-    with browsing(books.database) as page:
-        made: list[jobs.Job] = []
-        for _ in range(3):
-            made.append(started(page, nothing))
-            page.site.jobs.wait(made[-1], 10)
-        assert [page.site.jobs.find(job.id) is None for job in made] == [True, False, False]
+        assert interrupted.ended.wait(20)
+        assert (interrupted.state, "interrupted" in (interrupted.result or "")) == ("failed", True)
+        page.get(f"/jobs/{made[0].id}", 404)

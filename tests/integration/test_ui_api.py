@@ -10,14 +10,14 @@ from jsonschema import Draft202012Validator
 
 from outbox_relay.ui import openapi
 from outbox_relay.ui.access import Anyone, Tokens
-from outbox_relay.ui.api import PREFIX
 from outbox_relay.ui.app import ROUTES
+from outbox_relay.ui.endpoints import PREFIX
 from outbox_relay.ui.users import FileContent, User, read_tokens
 from tests.support import books as owned
 from tests.support.ledger import Ledger
 from tests.support.page import Browser, browsing, form_fields
 from tests.support.schedules import register, schedule
-from tests.support.schema_answers import validate
+from tests.support.schema_answers import answer_schema, validate
 
 books = owned.books
 
@@ -62,8 +62,7 @@ def filled(books: Ledger) -> str:
 def check(page: Browser, document: dict[str, Any], path: str, **parts: str) -> Any:
     """Return the answer at a path of the document, after comparing it with its schema."""
     answer = page.json(path.format(**parts))
-    schema = document["paths"][path]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
-    validate(schema, answer)
+    validate(answer_schema(document, path), answer)
     return answer
 
 
@@ -74,14 +73,14 @@ def test_every_answer_is_what_the_document_says(books: Ledger) -> None:
         assert (page.post("/actions/replay", fields)).status_code == 303
         [job] = page.site.jobs._jobs.values()  # pyright: ignore[reportPrivateUsage]
         document = page.json("/openapi.json")
-        parts = {"name": "s", "uid": uid, "hash": (page.key_path("k")).removeprefix("/keys/"), "id": "1"}
+        parts = {"name": "s", "uid": uid, "id": "1"}
         paths = [path for path, methods in document["paths"].items() if "get" in methods]
         paths.remove("/exceptions/export")  # whose answer is no JSON, as test_ui_contents.py shows
         for path in paths:
             answer = check(page, document, path, **({**parts, "id": job.id} if path.startswith("/jobs") else parts))
             empty = [name for name, value in answer.items() if value in ([], {}) and name not in ("unread", "locks")]
             assert set(empty) <= {"running", "transactions"}, f"{path}: nothing to compare in {empty}"
-        assert len(paths) == 14
+        assert len(paths) == 13
 
 
 def test_the_document_has_every_path_and_method() -> None:
@@ -106,7 +105,7 @@ def test_the_document_is_one_of_openapi(books: Ledger) -> None:
             assert names == {part[1:-1] for part in path.split("/") if part.startswith("{")}
             for answer in operation["responses"].values():
                 for content in answer["content"].values():
-                    Draft202012Validator.check_schema(content["schema"])
+                    Draft202012Validator.check_schema({**content["schema"], "components": document["components"]})
 
 
 def test_errors_are_json_as_the_document_says(books: Ledger, tokens: Tokens) -> None:
@@ -122,14 +121,14 @@ def test_an_action_is_planned_and_done_with_a_token(books: Ledger, tokens: Token
     uid = filled(books)
     with browsing(books.database, tokens=tokens, access=Anyone(User("bob", "viewer"))) as page:
         document = page.json("/openapi.json")
-        schema = document["paths"]["/actions/{action}"]["post"]["responses"]["200"]["content"]["application/json"]
+        schema = answer_schema(document, "/actions/{action}", "post")
         body: dict[str, Any] = {"uid": uid, "sink": "s", "dry_run": True}
         for dry_run, found in ((True, "effects"), (False, "result")):
             answer = page.client.post(
                 "/api/v1/actions/retry", json={**body, "dry_run": dry_run}, headers=bearer(OPERATOR)
             )
             assert answer.status_code == 200, answer.text
-            validate(schema["schema"], answer.json())
+            validate(schema, answer.json())
             assert found in answer.json()
         assert answer.json()["result"] == "1 retried"
         refused = page.client.post("/api/v1/actions/retry", json=body, headers=bearer(VIEWER))
@@ -138,61 +137,43 @@ def test_an_action_is_planned_and_done_with_a_token(books: Ledger, tokens: Token
     assert actor == "token-1@page"
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        *(b"", b"[]", b"{", b"1", b'{"sink": ["s"]}', b'{"dry_run": 1}', b'{"sink": true}', b"\xff"),
-        *(b'{"sink": "t", "sink": "s"}', b'{"sink": null}', b'{"sink": ""}', b'{"sink": "s", "reason": ""}'),
-        *(b'{"\\ud800": "x"}', pytest.param(b"[" * 60_000, id="deep")),
-    ],
-)
-def test_a_body_that_is_no_object_of_texts_is_refused(books: Ledger, tokens: Tokens, body: bytes) -> None:
+BODIES = (
+    b"", b"[]", b"{", b'{"sink": ["s"]}', b'{"dry_run": 1}', b'{"sink": true}', b"\xff", b'{"sink": "t", "sink": "s"}',
+    b'{"sink": null}', b'{"sink": ""}', b'{"sink": "s", "reason": ""}', b'{"\\ud800": "x"}', b"[" * 60_000,
+    b'{"sink": "s", "erorr": "x"}',
+)  # fmt: skip
+
+
+def test_a_body_that_is_no_object_of_known_texts_is_refused(books: Ledger, tokens: Tokens) -> None:
     with browsing(books.database, tokens=tokens) as page:
-        answer = page.client.post("/api/v1/actions/pause", content=body, headers=bearer(OPERATOR))
-        assert (answer.status_code, list(answer.json())) == (400, ["error"])
+        for body in BODIES:
+            answer = page.client.post("/api/v1/actions/pause", content=body, headers=bearer(OPERATOR))
+            assert (answer.status_code, list(answer.json())) == (400, ["error"]), body[:40]
 
 
-@pytest.mark.parametrize("body", [{}, {"uids": "x"}, {"state": "dead", "owner": "acme"}, {"sink": "s", "erorr": "x"}])
-def test_a_field_that_means_nothing_widens_no_action(books: Ledger, tokens: Tokens, body: dict[str, str]) -> None:
-    filled(books)
-    with browsing(books.database, tokens=tokens) as page:
-        for dry_run in (True, False):
-            sent = {**body, "dry_run": dry_run}
-            answer = page.client.post("/api/v1/actions/retry", json=sent, headers=bearer(OPERATOR))
-            assert answer.status_code == 400, answer.text
-    assert books.query("select count(*) from outbox.delivery where state = 'dead'") == [(1,)]
-
-
-@pytest.mark.parametrize("name", ["sink", "type", "tenant", "error", "status", "since", "uid", "state"])
-def test_an_empty_filter_of_a_program_selects_nothing(books: Ledger, tokens: Tokens, name: str) -> None:
+def test_an_empty_filter_of_a_program_selects_nothing(books: Ledger, tokens: Tokens) -> None:
     """Goes red when it selects everything: a program may have computed it."""
     filled(books)
     with browsing(books.database, tokens=tokens) as page:
-        for value in ("", None):
-            body = {"sink": "s", "reason": "x", "kind": "", name: value}
+        for name in ("sink", "type", "tenant", "error", "status", "since", "uid", "state"):
+            body = {"sink": "s", "reason": "x", "kind": "", name: ""}
             answer = page.client.post("/api/v1/actions/discard", json=body, headers=bearer(OPERATOR))
             assert (answer.status_code, name in answer.json()["error"]) == (400, True), answer.text
-        listed = page.client.get(f"/api/v1/exceptions?{name}=", headers=bearer(OPERATOR))
-        assert listed.status_code == 400
+            assert page.client.get(f"/api/v1/exceptions?{name}=", headers=bearer(OPERATOR)).status_code == 400
     assert books.query("select count(*) from outbox.delivery where state = 'dead'") == [(1,)]
 
 
-@pytest.mark.parametrize(
-    ("action", "body", "status", "said"),
-    [
-        ("discard", {"sink": "s", "state": "dead"}, 400, "needs a reason"),
-        ("retry", {"sink": "s", "rate": "0"}, 400, "rate"),
-        ("seek", {"sink": "s"}, 400, "to "),
-        ("seek", {"sink": "none", "to": "now"}, 404, "no sink"),
-    ],
-)
-def test_a_value_that_an_action_refuses_is_an_error(
-    books: Ledger, tokens: Tokens, action: str, body: dict[str, str], status: int, said: str
-) -> None:
+def test_a_value_that_an_action_refuses_is_an_error(books: Ledger, tokens: Tokens) -> None:
     filled(books)
     with browsing(books.database, tokens=tokens) as page:
-        answer = page.client.post(f"/api/v1/actions/{action}", json=body, headers=bearer(OPERATOR))
-        assert (answer.status_code, said in answer.json()["error"]) == (status, True), answer.text
+        for action, body, status, said in (
+            ("discard", {"sink": "s", "state": "dead"}, 400, "needs a reason"),
+            ("retry", {"sink": "s", "rate": "0"}, 400, "rate"),
+            ("seek", {"sink": "s"}, 400, "to "),
+            ("seek", {"sink": "none", "to": "now"}, 404, "no sink"),
+        ):
+            answer = page.client.post(f"/api/v1/actions/{action}", json=body, headers=bearer(OPERATOR))
+            assert (answer.status_code, said in answer.json()["error"]) == (status, True), answer.text
 
 
 def test_without_a_token_an_action_needs_that_of_a_form(books: Ledger) -> None:

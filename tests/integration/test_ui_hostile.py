@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from httpx2 import Response
 
 from outbox_relay.ui.access import FAILURES_MOST, Basic, Tokens, TrustedProxy, read_networks
 from outbox_relay.ui.guard import HEADERS
@@ -18,17 +17,17 @@ from outbox_relay.ui.users import FileContent, User, UserEntry, read_tokens, rea
 from tests.support import books as owned
 from tests.support.database import Database
 from tests.support.ledger import Ledger
-from tests.support.page import browsing, form_fields, served, visible
+from tests.support.page import browsing, served, visible
 from tests.support.passwords import basic, quick_hash
 
 books = owned.books
 
 VALUES = (
-    "%00", "%ff", "..%2f..%2fetc%2fpasswd", "%2e%2e", "x" * 2000, "9" * 30, "9223372036854775808", "-1", "%ED%A0%80",
-    "'%22%3E%3Cb%3E", "%C2%B2", "9999999999999d", "0001-01-01", "infinity", "9223372036854775807-s", "5-%00",
+    "%00", "..%2f..%2fetc%2fpasswd", "x" * 2000, "9223372036854775808", "%ED%A0%80", "'%22%3E%3Cb%3E", "infinity",
 )  # fmt: skip
 PLACES = (
-    "/{}", "/sinks/{}", "/sinks/s?period={}", "/events/{}", "/keys/{}", "/jobs/{}", "/static/{}", "/replays/{}",
+    "/{}", "/sinks/{}", "/sinks/s?period={}", "/events/{}",
+    "/exceptions?key_hash={}", "/jobs/{}", "/static/{}", "/replays/{}",
     "/actions/{}", "/schedules?after={}", "/audit?since={}", "/exceptions?{}", "/exceptions?before={}",
     "/exceptions?uid={}", "/exceptions?since={}", "/exceptions?status={}", "/exceptions?view=groups&kind={}",
     "/exceptions/export?error={}", "/actions/seek?sink=s&to={}", "/actions/retry?counted={}&state=dead",
@@ -36,35 +35,13 @@ PLACES = (
 )  # fmt: skip
 
 
-def check(answer: Response) -> None:
-    """Check that an answer is none of a fault, and has the headers that protect it."""
-    assert answer.status_code in (200, 400, 404, 405), answer.url
-    assert "Traceback" not in answer.text, answer.url
-    assert HEADERS.items() <= dict(answer.headers).items(), answer.url
-
-
-@pytest.mark.slow
-def test_every_value_in_every_place_is_answered_with_a_page_or_a_sentence(books: Ledger) -> None:
+def test_hostile_values_in_every_place_are_answered_with_a_page_or_a_sentence(books: Ledger) -> None:
     with browsing(books.database, show_payloads=True) as page:
-        for prefix, place, value in itertools.product(("", "/api/v1"), PLACES, VALUES):
-            answer = page.client.get(prefix + place.replace("{}", value))
-            check(answer)
-
-
-def test_forms_and_bodies_of_any_kind_are_answered_with_a_sentence(books: Ledger) -> None:
-    with browsing(books.database) as page:
-        form = form_fields(page.get("/actions/pause?sink=s"))
-        token = f"csrf={form['csrf']}&".encode()
-        own = {"sec-fetch-site": "same-origin"}
-        bodies = (b"sink=%00", b"sink=s&sink=s", b"\xff\xfe", b"sink", b"&" * 60_000, b"sink=" + b"x" * 60_000,
-                  b"reason=%00&sink=s", b"a=b&" * 200)  # fmt: skip
-        kinds = ("application/x-www-form-urlencoded", "text/plain", "multipart/form-data; boundary=x", "text/json")
-        for body, kind in itertools.product(bodies, kinds):
-            for path, sent in (("/actions/pause", token + body), ("/search", b"q=%00&" + body)):
-                answer = page.client.post(path, content=sent, headers={**own, "content-type": kind})
-                check(answer)
-                assert answer.status_code == 400, (path, sent[:80])
-    assert books.query("select paused from outbox.sink") == [(False,)]
+        for n, (place, value) in enumerate(itertools.product(PLACES, VALUES)):
+            answer = page.client.get(("", "/api/v1")[n % 2] + place.replace("{}", value))
+            assert answer.status_code in (200, 400, 404, 405), answer.url
+            assert "Traceback" not in answer.text, answer.url
+            assert HEADERS.items() <= dict(answer.headers).items(), answer.url
 
 
 def ask(address: str, request: bytes) -> tuple[int, dict[str, str], bytes]:
@@ -109,14 +86,6 @@ def test_requests_as_no_browser_makes_them_are_refused_with_a_sentence(database:
         status, headers, body = ask(address, head)
         assert (status, body) == (200, b""), "an answer to HEAD has no content"
         assert int(headers["content-length"]) > 1000
-
-
-def test_no_redirection_names_a_host_or_a_scheme(books: Ledger) -> None:
-    """A proxy that ends TLS would lead the browser, with its password, to an address in clear text."""
-    with browsing(books.database) as page:
-        answer = page.client.get("/sinks/s/?period=48h")
-        assert (answer.status_code, answer.headers["location"]) == (307, "/sinks/s?period=48h")
-        assert (page.post("/search", {"q": "s"})).headers["location"] == "/sinks/s"
 
 
 # -- what the network says --------------------------------------------------------------------------------------------
@@ -199,7 +168,7 @@ def test_a_page_that_loses_its_connections_says_so_and_comes_back(books: Ledger)
     ours = "from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
     with browsing(books.database) as page:
         page.get("/")
-        page.site.findings.finish(30)
+        page.json("/doctor")
         books.do(f"select pg_terminate_backend(pid, 10000) {ours}")
         answers = [page.client.get("/exceptions") for _ in range(CONNECTIONS + 1)]
         assert answers[-1].status_code == 200
@@ -221,27 +190,3 @@ def test_a_table_that_is_locked_costs_a_page_seconds_and_the_others_nothing(book
                 assert answer.status_code == 503
                 assert "the database ended statement" in visible(answer.text)
                 assert "outbox-relay doctor names the obstacle" in visible(answer.text)
-
-
-def test_actions_at_once_change_each_delivery_once(books: Ledger) -> None:
-    events = books.emit(*(f"k{n}" for n in range(300)))
-    books.park("s", *(books.row(event, "dead", error="no") for event in events))
-    books.catch_up("s")
-    with browsing(books.database) as page, ThreadPoolExecutor() as threads:
-        names = ("retry", "discard", "retry", "discard")
-        forms = [(name, form_fields(page.get(f"/actions/{name}?state=dead"))) for name in names]
-
-        def act(form: tuple[str, dict[str, str]]) -> Response:
-            return page.post(f"/actions/{form[0]}", {**form[1], "reason": "x"})
-
-        for answer in threads.map(act, forms):
-            assert answer.status_code in (303, 400), answer.text
-        for job in list(page.site.jobs._jobs.values()):  # pyright: ignore[reportPrivateUsage]
-            page.site.jobs.wait(job, 30)
-            assert job.state == "done", job.said
-    [(counted,)] = books.query("select sum(count) from outbox.audit where action in ('dead retry', 'dead discard')")
-    [(waiting,)] = books.query("select count(*) from outbox.delivery where state = 'waiting'")
-    [(gone,)] = books.query("select count(*) from outbox.discarded")
-    [(dead,)] = books.query("select count(*) from outbox.delivery where state = 'dead'")
-    assert counted == waiting + gone > 0
-    assert waiting + gone + dead == 300

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from psycopg import sql
 
-from outbox_relay.ui import view_log
+from outbox_relay.ui import log_views
 from outbox_relay.ui.users import User
 from tests.support import books as owned
 from tests.support.ledger import Ledger
@@ -105,13 +105,12 @@ def shown(page: Browser, uids: list[str]) -> dict[str, str]:
     paths += [f"/exceptions?state={state}" for state in ("dead", "waiting", "held")]
     paths += ["/exceptions?view=groups", "/actions/discard?state=dead", "/actions/replay?sink=s&since=1d"]
     paths += ["/actions/replay-cancel?id=1", "/actions/resume?sink=s", *(f"/events/{uid}" for uid in uids)]
-    page.get("/")
-    page.site.findings.finish(30)
+    page.json("/doctor")
     return {path: page.get(path) for path in paths}
 
 
 def test_markup_in_every_text_of_the_schema_stays_text(books: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(view_log, "TRANSACTION_SECONDS", 0.0)
+    monkeypatch.setattr(log_views, "TRANSACTION_SECONDS", 0.0)
     uids = everything(books)
     written = poison(books)
     findings: list[dict[str, Any]] = []
@@ -121,7 +120,7 @@ def test_markup_in_every_text_of_the_schema_stays_text(books: Ledger, monkeypatc
         other.execute("create temporary table kept (n integer)")
         with browsing(books.database, show_payloads=True, user=user) as page:
             found = shown(page, uids)
-            findings = page.site.findings.current(page.site.store())["findings"] or []
+            findings = page.json("/doctor")["findings"] or []
             job = form_fields(found["/actions/resume?sink=s"])
             page.post("/actions/resume", job)
             api = {path: (page.client.get(f"/api/v1{path}")).headers["content-type"] for path in found}

@@ -78,12 +78,6 @@ def test_the_last_errors_of_a_sink_are_among_its_newest_rows(rows: Database, sin
     assert pages <= 3 * looks + 8
 
 
-def test_the_deliveries_of_a_key_are_read_by_their_indexes(rows: Database) -> None:
-    found, pages = read(rows, "deliveries_of_key", {"key": "k7", "most": 500})
-    assert 0 < found <= 2 * ROWS // KEYS + 2
-    assert pages <= 12 * SINKS
-
-
 SCHEDULES = """
 insert into outbox.schedule (name, cron, timezone, type, payload, missed, after_at, next_at)
 select 's' || n, '* * * * *', 'UTC', 'report.due',

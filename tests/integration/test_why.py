@@ -12,11 +12,9 @@ import pytest
 
 from outbox_relay import admin
 from outbox_relay.domain.errors import NotFound
-from outbox_relay.domain.window import BEGINNING, Position
+from outbox_relay.domain.window import Position
 from tests.support.database import Database
 from tests.support.ledger import Ledger, emit, ledger
-
-FAR = "2100-01-01T00:00:00Z"
 
 
 @pytest.fixture
@@ -69,23 +67,6 @@ def test_the_event_itself_is_described_without_payload_and_header_values(books: 
     assert "SECRET" not in json.dumps(found) + admin.why_text(found)
 
 
-def test_before_the_position_it_is_in_the_log_with_the_owner_of_its_shard(books: Ledger) -> None:
-    [event_id] = books.emit("k")
-    found = why(books, event_id)
-    assert (found["state"], found["owner"], found["paused"], found["circuit"]) == ("pending", "here", False, "closed")
-    assert 50 < found["lease_seconds"] <= 60
-    books.do("update outbox.session set lease_until = now() - interval '1 second'")
-    assert (why(books, event_id))["owner"] is None
-    assert "which no relay owns" in said(books, event_id)
-
-
-def test_behind_the_position_it_is_settled(books: Ledger) -> None:
-    [event_id] = books.emit("k")
-    to_the_end(books)
-    assert why(books, event_id) == {"state": "settled"}
-    assert "delivered; no record was kept" in said(books, event_id)
-
-
 def test_in_a_window_it_is_settled_up_to_the_last_id_done(books: Ledger) -> None:
     with books.database.connect() as first, books.database.connect() as second:
         late, later = emit(first, "k"), emit(second, "k")
@@ -110,14 +91,6 @@ def test_in_a_window_it_is_settled_up_to_the_last_id_done(books: Ledger) -> None
     assert (why(books, late))["state"] == "pending"
 
 
-def test_the_position_of_the_newest_epoch_counts(books: Ledger) -> None:
-    [event_id] = books.emit("k")
-    to_the_end(books)
-    books.epochs.clear()
-    books.place("s", Position(BEGINNING))
-    assert why(books, event_id) == {"state": "settled"}
-
-
 def test_after_a_rebase_what_was_not_done_is_read_once_more(books: Ledger) -> None:
     [done] = books.emit("k")
     to_the_end(books)
@@ -138,14 +111,6 @@ def test_after_a_rebase_what_was_not_done_is_read_once_more(books: Ledger) -> No
     ]
 
 
-def test_a_type_that_no_pattern_matches_is_not_routed(books: Ledger) -> None:
-    books.register(("orders", ["order.*"], "beginning"))
-    [event_id] = books.emit("k", type="user.created")
-    to_the_end(books, "orders")
-    assert why(books, event_id, "orders") == {"state": "not routed"}
-    assert (why(books, event_id))["state"] == "pending"
-
-
 def test_a_sink_that_began_later_has_passed_it_over(books: Ledger) -> None:
     [event_id] = books.emit("k")
     books.register(("new", ["*"], "now"))
@@ -156,14 +121,6 @@ def test_a_sink_that_began_later_has_passed_it_over(books: Ledger) -> None:
     [next_id] = books.emit("k")
     to_the_end(books, "new")
     assert why(books, next_id, "new") == {"state": "settled"}
-
-
-def test_a_scheduled_event_says_when_it_is_due(books: Ledger) -> None:
-    uid = UUID(books.schedule("k", FAR))
-    found = admin.why(books.store, uid)
-    assert found["sinks"]["s"]["state"] == "scheduled"
-    assert found["sinks"]["s"]["due_in_seconds"] > 1e9
-    assert "scheduled, due in" in admin.why_text(found)
 
 
 def test_a_waiting_event_tells_its_attempts_its_last_error_and_when_it_is_due(books: Ledger) -> None:
@@ -200,13 +157,6 @@ def test_a_held_event_names_the_event_at_the_head_of_its_key(books: Ledger) -> N
     assert (why(books, head))["behind_state"] == "dead"
 
 
-def test_a_held_event_behind_a_dead_letter_says_so(books: Ledger) -> None:
-    dead, held = books.emit("k", "k")
-    books.park("s", books.row(dead, "dead"), books.row(held, "held"))
-    assert (why(books, held))["behind_state"] == "dead"
-    assert f"behind the dead letter {books.uid(dead)} of its key" in said(books, held)
-
-
 def test_an_event_under_way_names_the_relay_and_its_lease(books: Ledger) -> None:
     [event_id] = books.emit("k")
     books.park("s", books.row(event_id, due_in=0.0, lease=uuid4(), lease_for=30.0, claims=1))
@@ -229,26 +179,6 @@ def test_a_dead_letter_tells_its_reason_and_since_when(books: Ledger) -> None:
     assert "dead for " in said(books, event_id)
 
 
-def test_a_pause_and_an_open_circuit_are_named_where_an_event_waits_for_them(books: Ledger) -> None:
-    [event_id] = books.emit("k")
-    admin.pause(books.store, "s")
-    books.store.record_circuit("s", "open", "broker away", None, 0)
-    text = said(books, event_id)
-    assert "the sink is paused" in text
-    assert "the circuit of the sink is open: broker away" in text
-    assert (why(books, event_id))["sink_error"] == "broker away"
-
-
-def test_the_error_of_a_closed_circuit_is_named_until_it_is_over(books: Ledger) -> None:
-    """An event that is tried again before the circuit opens has no row with an error."""
-    [event_id] = books.emit("k")
-    books.store.record_failure("s", "broker away")
-    assert "last error of the sink: broker away" in said(books, event_id)
-    books.store.record_mended("s", own=True)
-    assert (why(books, event_id))["sink_error"] is None
-    assert "broker away" not in said(books, event_id)
-
-
 def test_rows_are_found_when_the_log_no_longer_has_the_event(books: Ledger) -> None:
     books.register(("t", ["*"], "beginning"), ("u", ["other.*"], "beginning"))
     [event_id] = books.emit("k", type="order.created")
@@ -266,19 +196,3 @@ def test_rows_are_found_when_the_log_no_longer_has_the_event(books: Ledger) -> N
     assert (found["in_log"], found["type"]) == (False, "order.created")
     assert "no longer in the log" in admin.why_text(found)
     assert found["sinks"]["t"]["reason"] == "past retention"
-
-
-def test_without_sinks_the_event_alone_is_described(database: Database) -> None:
-    with ledger(database) as books:
-        [event_id] = books.emit(None)
-        found = admin.why(books.store, UUID(books.uid(event_id)))
-        assert found["sinks"] == {}
-        assert "no sink is known" in admin.why_text(found)
-
-
-def test_a_position_of_the_beginning_has_passed_nothing(books: Ledger) -> None:
-    [event_id] = books.emit("k")
-    to_the_end(books)
-    books.do("delete from outbox.progress")
-    books.place("s", Position(BEGINNING))
-    assert (why(books, event_id))["state"] == "pending"

@@ -20,7 +20,7 @@ from tests.support.deliveries import delivered
 from tests.support.ledger import Ledger, ledger
 from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import running, spec
-from tests.support.sink_actions import call, register, remove, seek
+from tests.support.sink_actions import call, register, seek
 
 LAPSE = "update outbox.session set lease_until = now() - interval '1 second'"
 VISIBLE = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=8)
@@ -96,15 +96,6 @@ def test_events_are_judged_by_the_patterns_under_which_they_were_read(books: Led
     assert states(books, *first, *second) == ["settled", "settled", "not routed", "not routed", "settled"]
 
 
-def test_a_pattern_that_was_added_and_removed_again_has_delivered_what_came_between(books: Ledger) -> None:
-    for patterns in (["order.*", "user.*"], ["order.*"]):
-        change_routes(books, *patterns)
-        books = take_over(books)
-        [user, odd] = [*books.emit("a", type="user.created"), *books.emit("a", type="odd")]
-        to_the_end(books)
-        assert states(books, user, odd) == ["settled" if "user.*" in patterns else "not routed", "not routed"]
-
-
 @pytest.mark.fence("an event counts as delivered that only later or earlier routes match")
 def test_what_waited_when_the_routes_changed_is_unknown_if_only_some_match(books: Ledger) -> None:
     """Goes red when the routes of the newest generation count for what an older relay may have delivered."""
@@ -114,16 +105,6 @@ def test_what_waited_when_the_routes_changed_is_unknown_if_only_some_match(books
     assert states(books, order, user, odd) == ["settled", "unknown", "not routed"]
     assert (why(books, user))["reason"] == "routes changed"
     assert "the old or the new ones" in admin.why_text(admin.why(books.store, UUID(books.uid(user))))
-
-
-def test_what_waited_while_no_relay_had_the_sink_is_judged_by_the_new_routes(books: Ledger) -> None:
-    parked, user, order = (books.emit("a", type=name)[0] for name in ("order.paid", "user.created", "order.paid"))
-    books.park("s", books.row(parked, ordered=False))
-    books.store.release_shards("s", books.relay, books.epochs["s"])
-    change_routes(books, "user.*")
-    books.do("delete from outbox.delivery")
-    to_the_end(take_over(books))
-    assert states(books, parked, user, order) == ["unknown", "settled", "not routed"]
 
 
 @pytest.mark.fence("an owner, a claim under way or a row delivers on under the routes before")
@@ -153,22 +134,6 @@ def test_before_the_end_of_a_change_is_known_newer_events_may_be_of_the_older_ro
     assert states(books, user, later) == ["unknown", "settled"]
 
 
-def test_an_older_generation_that_drains_still_delivers_what_it_has_read(books: Ledger) -> None:
-    [event_id] = books.emit("a", type="order.paid")
-    change_routes(books, "user.*")
-    assert states(books, event_id) == ["pending"]
-    books.do(LAPSE)
-    assert states(books, event_id) == ["unknown"]
-
-
-def test_a_claim_and_a_new_epoch_are_of_the_generation_in_force(books: Ledger) -> None:
-    generations = "select distinct generation from outbox.shard"
-    assert books.query(generations) == [(books.generations["s"],)]
-    change_routes(books, "user.*")
-    books.store.reclaim_shards("s", books.relay)
-    assert books.query(generations) == [(books.generations["s"],)]
-
-
 # -- seeks --------------------------------------------------------------------------------------------------
 
 
@@ -187,30 +152,6 @@ def test_a_seek_passes_over_what_was_not_read_and_says_so(books: Ledger) -> None
     assert (found["state"], found["again"], states(books, skipped)) == ("pending", True, ["pending"])
 
 
-def test_what_an_owner_may_have_delivered_before_it_notices_a_seek_is_unknown(books: Ledger) -> None:
-    """Goes red when a seek takes no care of those that own shards."""
-    order, user = (*books.emit("a", type="order.paid"), *books.emit("a", type="user.created"))
-    seek(books.database, "s", "now")
-    books.store.value("trim_routes")
-    assert states(books, order, user) == ["unknown", "passed over"]
-    assert (why(books, order))["reason"] == "sink moved"
-    [later] = books.emit("a", type="order.paid")
-    assert states(books, later) == ["pending"]
-    change_routes(books, "user.*")
-    seek(books.database, "s", "beginning")
-    to_the_end(take_over(books))
-    assert states(books, order, user) == ["unknown", "settled"]
-
-
-def test_what_was_settled_before_a_seek_back_stays_settled_under_routes_that_do_not_match(books: Ledger) -> None:
-    [order] = books.emit("a", type="order.paid")
-    to_the_end(books)
-    change_routes(books, "user.*")
-    seek(books.database, "s", "beginning")
-    to_the_end(take_over(books))
-    assert states(books, order) == ["settled"]
-
-
 @pytest.mark.fence("an owner, a claim under way or a row delivers on under the routes before")
 def test_a_row_that_lay_ahead_of_the_position_at_a_seek_leaves_its_event_unknown(books: Ledger) -> None:
     """Goes red when rows ahead of the place of a seek are forgotten."""
@@ -225,46 +166,11 @@ def test_a_row_that_lay_ahead_of_the_position_at_a_seek_leaves_its_event_unknown
 # -- rows, marks, attempts -------------------------------------------------------------------------------------
 
 
-def test_rows_that_an_unfinished_removal_took_are_discarded(books: Ledger) -> None:
-    ids = books.emit("a", "a", "a", type="order.paid")
-    books.park("s", *(books.row(event_id, "dead") for event_id in ids))
-    to_the_end(books)
-    assert not remove(books.database, "s", most=2)["removed"]
-    assert sorted(states(books, *ids)) == ["dead", "discarded", "discarded"]
-
-
 def record(books: Ledger, event_id: int, sink: str = "s") -> None:
     """Record a delivery of an event."""
     detail = {"partition": 2, "offset": 7}
     delivery = AttemptRecord(event_id, books.uid(event_id), 3, "delivered", time.monotonic(), 0.02, 204, None, detail)
     books.store.settle(sink, books.relay, {}, [], {}, records=[delivery], relay="here")
-
-
-def test_a_recorded_delivery_is_shown_whatever_became_of_its_sink_s_place(books: Ledger) -> None:
-    [event_id] = books.emit("a", type="order.paid")
-    record(books, event_id)
-    seek(books.database, "s", "now")
-    found = why(books, event_id)
-    assert datetime_of(found.pop("at"))
-    assert {name: found[name] for name in ("state", "attempt", "relay", "status", "partition", "offset")} == {
-        "state": "delivered", "attempt": 3, "relay": "here", "status": 204, "partition": 2, "offset": 7,
-    }  # fmt: skip
-    text = admin.why_text(admin.why(books.store, UUID(books.uid(event_id))))
-    assert "by relay here, attempt 3, status 204" in text
-    assert "partition 2, offset 7" in text
-
-
-def datetime_of(text: str) -> bool:
-    """Return True if a text is a time with its zone."""
-    return text.endswith("+00:00")
-
-
-def test_a_sink_is_lent_no_delivery_of_another_one_that_had_its_name(books: Ledger) -> None:
-    [event_id] = books.emit("a", type="order.paid")
-    record(books, event_id)
-    remove(books.database, "s", forget=True)
-    register(books.database, "s", "user.*")
-    assert states(books, event_id) == ["not routed"]
 
 
 def test_an_event_past_retention_is_told_by_its_marks_and_records(books: Ledger) -> None:
@@ -284,43 +190,10 @@ def test_an_event_past_retention_is_told_by_its_marks_and_records(books: Ledger)
     assert "no longer in the log" in admin.why_text(found[0])
 
 
-def test_an_erased_event_is_erased_in_every_sink(books: Ledger) -> None:
-    [event_id] = books.emit("a", type="order.paid")
-    books.do("update outbox.event set content_type = 'application/x-erased', payload = ''")
-    assert why(books, event_id) == {"state": "erased", "attempts_recorded": []}
-
-
 # -- what is not known ----------------------------------------------------------------------------------------
 
 
-def test_after_a_restore_nothing_is_claimed_before_the_rebase(books: Ledger) -> None:
-    [event_id] = books.emit("a", type="order.paid")
-    to_the_end(books)
-    books.do("update outbox.meta set system_identifier = 7")
-    found = why(books, event_id)
-    assert (found["state"], found["reason"]) == ("unknown", "rebase needed")
-
-
 # -- trim, patterns -------------------------------------------------------------------------------------------
-
-
-def test_routes_that_no_kept_event_needs_are_trimmed(books: Ledger) -> None:
-    kinds = "select kind from outbox.sink_route order by seq"
-    [old] = books.emit("a", type="order.paid")
-    for pattern in ("user.*", "order.*", "*"):
-        to_the_end(books)
-        change_routes(books, pattern)
-        books = take_over(books)
-    [kept] = books.emit("a", type="order.paid")
-    to_the_end(books)
-    assert books.store.value("trim_routes") == 0
-    assert books.query(kinds) == [("start",), ("routes",), ("routes",), ("routes",)]
-    books.do("delete from outbox.event where id = %s", old)
-    assert books.store.value("trim_routes") == 3
-    assert books.query(kinds) == [("routes",)]
-    assert states(books, kept) == ["settled"]
-    remove(books.database, "s")
-    assert books.query(kinds) == []
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -10,7 +10,6 @@ from psycopg.conninfo import conninfo_to_dict
 from tests.support.database import Database
 
 POSTGRES = {"ENGINE": "django.db.backends.postgresql"}
-ALIASES = ("default", "shop")
 
 
 def set_up() -> None:

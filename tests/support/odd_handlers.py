@@ -6,8 +6,7 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from concurrent.futures import CancelledError
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any, NoReturn
@@ -54,53 +53,24 @@ def _raise(error: BaseException) -> NoReturn:
     raise error
 
 
-def _odd_retry() -> outbox_relay.Retry:
-    error = outbox_relay.Retry(reason="odd")
-    error.after = "soon"  # type: ignore[assignment]
-    return error
-
-
-def _late_retry() -> outbox_relay.Retry:
-    error = outbox_relay.Retry()
-    error.after, error.reason = float("nan"), 5  # type: ignore[assignment]
-    return error
-
-
 async def _work() -> None:
     RECEIVED.append("worked")
-
-
-def _generator() -> Generator[int]:
-    yield 1
-
-
-async def _async_generator() -> AsyncGenerator[int]:
-    yield 1
 
 
 FAULTS: dict[str, Callable[[], Any]] = {
     "raise": lambda: _raise(ValueError("a\nb\x1b[31m")),
     "base": lambda: _raise(BaseException("base")),
     "exit": lambda: sys.exit(3),
-    "keyboard": lambda: _raise(KeyboardInterrupt()),
     "cancelled": lambda: _raise(asyncio.CancelledError()),
-    "cancelled future": lambda: _raise(CancelledError()),
-    "no more": lambda: next(iter(())),
     "unspeakable": lambda: _raise(Unspeakable()),
     "huge": lambda: _raise(ValueError("x" * 50_000_000)),
     "surrogates": lambda: _raise(ValueError("\ud800é\x00")),
-    "named as ours": lambda: _raise(DatabaseDown("mine")),
     "retry in an hour": lambda: _raise(outbox_relay.Retry(after=3600, reason="busy")),
     "bare retry": lambda: _raise(BareRetry()),
     "bare dead": lambda: _raise(BareDead()),
-    "odd retry": lambda: _raise(_odd_retry()),
-    "late retry": lambda: _raise(_late_retry()),
     "a coroutine": _work,
-    "a generator": _generator,
-    "an asynchronous generator": _async_generator,
     "a group": lambda: _raise(BaseExceptionGroup("both", [SystemExit(1), ValueError("x")])),
     "a task asks": lambda: _raise(ExceptionGroup("", [ExceptionGroup("", [outbox_relay.Retry(reason="busy")])])),
-    "printed nowhere": lambda: print("x", file=_raise(OSError("closed"))),
 }
 """Faults that cost one event its attempt, and their process nothing."""
 

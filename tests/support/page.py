@@ -49,9 +49,8 @@ class Browser:
         return found.json()
 
     def key_path(self, key: str) -> str:
-        """Return the path of the page of `key`."""
-        self.site.store()
-        return f"/keys/{self.site.keys.hash(key)}"
+        """Return the path of the deliveries of `key`."""
+        return f"/exceptions?key_hash={self.site.keys.hash(key)}&state=all"
 
     def post(self, path: str, fields: dict[str, str], **headers: str) -> Response:
         """Send a form as a browser does for one of our own pages."""

@@ -17,13 +17,13 @@ from typing import Any
 from outbox_relay import cli
 from outbox_relay.postgres.store import Store
 from outbox_relay.retention import worker
-from outbox_relay.retention.archiver import ProcessArchiver
+from outbox_relay.retention.archiver import Archiver
 from outbox_relay.retention.files import Folder
 
 PARENT: dict[str, Any] = {
     "check_day": Store,
     "begin_archive": Store,
-    "_run": ProcessArchiver,
+    "_run": Archiver,
     "record_archive": Store,
     "empty_day": Store,
     "drop_day": Store,

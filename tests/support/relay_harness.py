@@ -20,8 +20,8 @@ from outbox_relay.domain.event import SHARDS
 from outbox_relay.domain.in_flight import BlockedKeys, ShardGroup
 from outbox_relay.domain.outcomes import RetryPolicy
 from outbox_relay.domain.window import Tick, nothing_new
-from outbox_relay.postgres.connection import direct
-from outbox_relay.postgres.database import CALL_SECONDS, PooledConnection
+from outbox_relay.postgres.connection import Connection, direct
+from outbox_relay.postgres.database import CALL_SECONDS
 from outbox_relay.postgres.listener import CommitListener
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.chores import ScheduledEvents
@@ -88,9 +88,7 @@ class CountingStore(Store):
         return Tick(row.seq, row.snapshot, row.next_xid)
 
     @contextmanager
-    def _connection(
-        self, name: str, deadline: float | None = None, grant: str | None = None
-    ) -> Generator[PooledConnection]:
+    def _connection(self, name: str, deadline: float | None = None, grant: str | None = None) -> Generator[Connection]:
         try:
             self._end_if_crashed()
             with super()._connection(name, deadline, grant) as connection:

@@ -9,7 +9,6 @@ from outbox_relay.settings import Settings, load
 
 KEY = b"k" * 24
 SECRET = "whsec_" + base64.b64encode(KEY).decode()
-ED25519 = "whsk_" + base64.b64encode(b"s" * 32).decode()
 OTHER = "whsec_" + base64.b64encode(b"o" * 64).decode()
 DSN = "postgresql://relay@localhost/shop"
 

@@ -24,13 +24,6 @@ TABLE = """create table if not exists shop_count (key text primary key, n bigint
 insert into shop_count (key) select 'key-' || g from generate_series(0, %s - 1) g on conflict do nothing"""
 TAKE = """with taken as (select key from shop_count where key = any(%s) order by key for update)
 update shop_count c set n = n + 1 from taken where c.key = taken.key returning c.key, c.n"""
-PGBENCH = """\\set k random(0, {keys} - 1)
-begin;
-update shop_count set n = n + 1 where key = 'key-' || :k::int returning n \\gset
-select outbox.emit('order.created', jsonb_build_object('key', 'key-' || :k::int, 'n', :n::bigint),
-                   key => 'key-' || :k::int);
-commit;
-"""
 
 
 @dataclass

@@ -10,7 +10,7 @@ import pytest
 
 from outbox_relay.postgres.retention import DayEvent
 from outbox_relay.retention.files import Folder, encode, remove
-from outbox_relay.retention.worker import Contents, NotVerified, Part, Task, verify
+from outbox_relay.retention.worker import Contents, NotVerified, Part, Task, reason_of, verify
 
 FORMS = ["jsonl.zst", "parquet"]
 PLAIN = DayEvent(
@@ -96,3 +96,12 @@ def test_nothing_but_a_folder_of_an_archive_is_removed(tmp_path: Path, name: str
     with pytest.raises(ValueError, match="not the name of a folder"):
         remove(str(tmp_path / "kept"), name)
     assert (tmp_path / "kept").exists()
+
+
+def test_a_reason_names_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "NOT-AKIA-BUT-ONE")
+    task = Task("", False, "s3://bucket", "parquet", "", 0, "check-1", probes=True)
+    error = OSError(f"AWS Error ACCESS_DENIED: NOT-AKIA-BUT-ONE {secret} X-Amz-Signature=abc (Request ID: 7)")
+    assert reason_of(error, task) == "AWS Error ACCESS_DENIED: … … X-Amz-Signature=…"

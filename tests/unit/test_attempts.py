@@ -5,32 +5,25 @@ from __future__ import annotations
 import json
 import time
 from datetime import UTC, datetime
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from outbox_relay.domain.attempts import AttemptRecord, RecordAttempts, delivery_record, failure_record
 from outbox_relay.domain.outcomes import (
     DELIVERED,
-    DONE,
     Attempt,
-    DeadLetter,
     Delivered,
     Failed,
     Refused,
     RetryLater,
     RetryPolicy,
-    StandStill,
     Unavailable,
     Verdict,
     decide,
 )
 from outbox_relay.postgres.parameters import DETAIL_BYTES, detail_json, record_columns
 from outbox_relay.relay.calls import new_row_lease
-from outbox_relay.sinks.calls import Call
 from outbox_relay.sinks.contract.handing import an_event
-from outbox_relay.sinks.kafka.delivery import Delivery
 
 EVENT = an_event()
 POLICY = RetryPolicy(attempts=3, base_seconds=1.0, max_seconds=9.0, jitter=0.0)
@@ -90,13 +83,6 @@ def test_a_failure_is_recorded_with_its_details_and_none_of_the_payload() -> Non
     )
 
 
-@pytest.mark.parametrize(
-    "settlement", [DONE, StandStill("down"), RetryLater(1.0, 1, "waits"), DeadLetter(1, "claimed too often")]
-)
-def test_an_outcome_without_a_further_attempt_is_not_recorded(settlement: Any) -> None:
-    assert failure_record("all", EVENT, settlement, 1, NOW) is None
-
-
 def test_details_of_a_delivery_have_no_character_that_the_database_refuses() -> None:
     found = delivery_record("all", EVENT, Delivered(detail={"topic": "a\x00\ud800b", "offset": 3}), 0, NOW)
     assert found is not None
@@ -130,29 +116,3 @@ def test_a_lease_contains_the_time_at_which_its_delivery_began() -> None:
     assert one != other
     assert (one.version, one.variant) == (7, "specified in RFC 4122")
     assert one.int >> 80 == int(began.timestamp() * 1000)
-
-
-class Message(SimpleNamespace):
-    """An acknowledged record of Kafka's client."""
-
-    def __init__(self, topic: str, partition: int, offset: int) -> None:
-        super().__init__(topic=lambda: topic, partition=lambda: partition, offset=lambda: offset, latency=lambda: 0.25)
-
-
-def test_verdicts_have_partition_and_offset_only_if_they_are_asked_for() -> None:
-    delivery, partitions = Delivery(2), set[tuple[str, int]]()
-    for details in (False, True):
-        call = Call([EVENT, EVENT], 0.0)
-        delivery.begin(call, 1, 0.0, [], details=details)
-        delivery.partitions, delivery.collects = partitions, True
-        for index in (0, 1):
-            delivery.callbacks[index](None, Message("t", 3, 11 + index))
-        assert delivery.end() is call
-        assert partitions == {("t", 3)}
-        if not details:
-            assert call.verdicts is None
-            continue
-        assert call.verdicts is not None
-        found = call.verdicts[1]
-        assert isinstance(found, Delivered)
-        assert (found.seconds, found.detail) == (0.25, {"topic": "t", "partition": 3, "offset": 12})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from textwrap import indent
 from types import SimpleNamespace
@@ -11,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from outbox_relay.admin.doctor import Finding, degradation, findings_text, log, server, sinks
+from outbox_relay.admin import findings_text
+from outbox_relay.admin.doctor import Finding, log, server, sinks
 from outbox_relay.admin.doctor.finding import worst_first
 from outbox_relay.retention.wording import LOCKED, locked_text
 
@@ -79,22 +79,6 @@ def test_without_a_relay_no_sink_is_named_for_it() -> None:
     assert found(sinks.examine_relays({**alone, "sinks": {}})) == []
 
 
-def test_relays_and_replays() -> None:
-    assert found(sinks.examine_relays(status(relays=[RELAY, RELAY | {"version": "2"}]))) == [
-        ("relay-versions", "warning")
-    ]
-    replay = {"id": 7, "sink": "s", "state": "running", "delivered": 1, "total": 2}
-    assert found(sinks.examine_replays(status(replays=[replay]))) == []
-    assert found(sinks.examine_replays(status(replays=[replay | {"state": "paused"}]))) == [
-        ("replay-paused", "warning")
-    ]
-
-
-def test_only_some_names_are_listed() -> None:
-    [finding] = sinks.examine_sinks(status(unrouted=[f"type.{n:02}" for n in range(12)]))
-    assert finding.evidence.endswith("type.09 and 2 others")
-
-
 DUE: dict[str, Any] = {
     "day": "2026-01-01", "due": True, "due_seconds": 86_400.0, "archived": None, "kept_by": [], "left_because": None,
 }  # fmt: skip
@@ -131,106 +115,12 @@ def test_retention(policy: dict[str, Any], days: list[Any], wanted: list[str]) -
     assert [each.id for each in log.examine_retention(RETENTION | policy | {"days": days})] == wanted
 
 
-def test_a_kept_day_is_named_with_what_keeps_it() -> None:
-    [finding] = log.examine_retention(RETENTION | {"days": [KEPT, KEPT | {"day": "2026-01-03"}]})
-    assert finding.evidence == "2026-01-02 to 2026-01-03: kept by sink s (paused) with 3 shards"
-
-
 @pytest.mark.parametrize("archive", [True, False])
 def test_a_late_day_is_named_with_what_the_newest_pass_said(archive: bool) -> None:
     left = {"left_because": "no space", "left_at": "2026-02-01T00:00:00+00:00"}
     days = [LATE | left, LATE | {"day": "2026-01-02"}]
     [finding] = log.examine_retention(RETENTION | {"archive": archive, "days": days})
     assert "2026-01-01 to 2026-01-02; left at 2026-02-01T00:00:00: no space; last pass" in finding.evidence
-
-
-GIB = 1 << 30
-
-
-def held(gibs: Sequence[float], first: int = 1) -> list[dict[str, Any]]:
-    """Return consecutive days of October, of these sizes."""
-    return [
-        {"day": f"2026-10-{first + n:02}", "bytes": size * GIB, "emptied": None} | DUE_NOT
-        for n, size in enumerate(gibs)
-    ]  # fmt: skip
-
-
-DUE_NOT: dict[str, Any] = {"due": False, "due_seconds": None, "archived": None, "kept_by": [], "left_because": None}
-
-
-@pytest.mark.parametrize(
-    ("keep_days", "days", "wanted"),
-    [
-        (30, [], False),
-        (30, held([5.0]), False),
-        (30, held([1.0, 0.5]), True),
-        (30, held([0.3, 0.1]), False),
-        (4, held([5.0, 5.0, 5.0, 0.5]), False),
-        (30, held([1.0] * 16), False),
-        (30, held([1.0] * 15), True),
-        (30, [{**held([900.0])[0], "day": "default"}, *held([0.1, 0.1])], False),
-        (30, [{**held([900.0])[0], "emptied": "2026-10-02"}, *held([0.1, 0.1], 2)], False),
-        (30, [held([1.0])[0], held([0.1], 31)[0]], False),
-        (0, held([1.0, 0.1]), True),
-        (0, held([0.9, 5.0]), False),
-    ],
-)
-def test_growth_of_the_log(keep_days: int, days: list[Any], wanted: bool) -> None:
-    findings = log.examine_growth(RETENTION | {"keep_days": keep_days, "days": days})
-    assert found(findings) == [("log-growth", "warning")] * wanted
-
-
-def a_measure(measure: str, recent: float | None, earlier: float | None, sink: str = "", **minutes: int) -> Any:
-    counted = {"recent_minutes": 5, "earlier_minutes": 60} | minutes
-    return SimpleNamespace(sink=sink, measure=measure, recent=recent, earlier=earlier, **counted)
-
-
-@pytest.mark.parametrize(
-    ("measures", "wanted"),
-    [
-        ([], []),
-        ([a_measure("tick", 0.06, 0.02)], ["statements-slower"]),
-        ([a_measure("tick", 0.0599, 0.02)], []),
-        ([a_measure("tick", 0.049, 0.001)], []),
-        ([a_measure("claim", 0.5, 0.01, "s")], ["statements-slower"]),
-        ([a_measure("settle", 0.5, 0.0, "s")], ["statements-slower"]),
-        ([a_measure("tick", 0.5, 0.01, recent_minutes=4)], []),
-        ([a_measure("tick", 0.5, 0.01, earlier_minutes=59)], []),
-        ([a_measure("tick", 0.5, None)], []),
-        ([a_measure("tick", float("nan"), 0.01)], []),
-        ([a_measure("busy", 6_000.0, 2_000.0), a_measure("rate", 150.0, 100.0)], ["database-busy"]),
-        ([a_measure("busy", 6_000.0, 2_000.0), a_measure("rate", 151.0, 100.0)], []),
-        ([a_measure("busy", 6_000.0, 2_001.0), a_measure("rate", 1.0, 100.0)], []),
-        ([a_measure("busy", 5_999.0, 1.0), a_measure("rate", 1.0, 100.0)], []),
-        ([a_measure("busy", 9_000.0, 0.0), a_measure("rate", 0.0, 0.0)], ["database-busy"]),
-        ([a_measure("busy", 9_000.0, 0.0)], []),
-    ],
-)
-def test_degradation(measures: list[Any], wanted: list[str]) -> None:
-    assert [each.id for each in degradation.examine_history(measures)] == wanted
-
-
-def test_the_slowest_statements_are_named_first() -> None:
-    [finding] = degradation.examine_history([a_measure("tick", 0.06, 0.004), a_measure("claim", 2.5, 0.1, "crm")])
-    assert finding.evidence == (
-        "claim of sink crm: 2.5 s (before: 100 ms), tick: 60 ms (before: 4 ms); "
-        "these are 99th percentiles of the median minute of the last 15, and of the two days before"
-    )
-
-
-@pytest.mark.parametrize(
-    ("newest", "uptime", "wanted"),
-    [
-        (None, None, []),
-        (None, 600.0, []),
-        (None, 601.0, [("history-missing", "ok")]),
-        (601.0, 601.0, [("history-missing", "ok")]),
-        (600.0, 9_000.0, []),
-        (9_000.0, None, []),
-    ],
-)
-def test_a_history_that_nobody_writes(newest: float | None, uptime: float | None, wanted: list[Any]) -> None:
-    assert found(degradation.examine_minutes(newest, uptime)) == wanted
 
 
 @pytest.mark.parametrize(
@@ -272,26 +162,6 @@ def test_settings_of_the_server(settings: dict[str, Any], wanted: list[tuple[str
     assert found(server.examine_server(SimpleNamespace(**SERVER | settings), 1000.0, 1003.0)) == wanted
 
 
-@pytest.mark.parametrize(("ago", "text"), [(None, "never"), (320.0, "5 min 20 s ago")])
-def test_the_last_visit_of_autovacuum(ago: float | None, text: str) -> None:
-    [dead] = server.examine_tables([SimpleNamespace(name="uid", dead=9, live=1, vacuumed=ago)])
-    assert dead.evidence == f"dead: 9, live: 1, last vacuum: {text}"
-    [late] = server.examine_autovacuum([SimpleNamespace(name="uid", dead=300, enabled=True, visited=ago)])
-    assert late.evidence == f"uid: 300 dead rows, last visit: {text}"
-
-
-def test_a_transaction_is_critical_after_an_hour() -> None:
-    def transactions(*ages: float) -> list[Any]:
-        return [
-            SimpleNamespace(who=f"pid {n}", seconds=age, ending="end", held=n or None, dead=7)
-            for n, age in enumerate(ages)
-        ]
-
-    assert found(server.examine_transactions([])) == []
-    assert found(server.examine_transactions(transactions(3600.0, 400.0))) == [("long-transaction", "warning")]
-    assert found(server.examine_transactions(transactions(3601.0))) == [("long-transaction", "critical")]
-
-
 def test_a_transaction_is_named_with_what_it_holds_back() -> None:
     idle = SimpleNamespace(who="pid 1", seconds=400.0, ending="end 1", held=None, dead=7)
     writes = SimpleNamespace(who="pid 2", seconds=350.0, ending="end 2", held=12, dead=7)
@@ -327,11 +197,6 @@ def test_findings_come_worst_first_and_say_what_to_do() -> None:
     }  # fmt: skip
     assert findings_text([]).startswith("no problems found")
     assert findings_text([ok]).endswith("nothing else was found")
-
-
-def test_statements_stand_below_the_advice_one_in_a_line() -> None:
-    text = findings_text([Finding("x", "warning", "it is", "so", "do it", ["vacuum a", "vacuum b"])])
-    assert text.splitlines()[3:5] == ["  sql: vacuum a", "  sql: vacuum b"]
 
 
 def test_names_with_control_characters_do_not_reach_the_terminal() -> None:

@@ -259,34 +259,12 @@ def test_key_touched_while_the_question_was_under_way_stays_blocked() -> None:
 # -- all events in flight of a sink -------------------------------------------------------------------------------
 
 
-def taken_over(*shards: int) -> InFlight:
-    """Return the events in flight of a relay that has just taken over ``shards``, with an open window."""
-    in_flight = InFlight()
-    in_flight.take_over(shards, Position(A))
-    in_flight.begin_round(B)
-    return in_flight
-
-
 def read(in_flight: InFlight, *events: StoredEvent) -> Chunk:
     """Add a chunk that ends the window of the group whose turn it is."""
     [group, *_] = in_flight.readable
     part = Chunk(events, group.position, Position(B))
     in_flight.take(group, part)
     return part
-
-
-def test_positions_of_leaving_shards_are_written_until_they_are_dropped() -> None:
-    in_flight = taken_over(1, 2)
-    part = read(in_flight, event(4, shard=1), event(5, shard=2))
-    in_flight.drain([2])
-    [leaving] = in_flight.leaving
-    assert in_flight.shards == {1, 2}
-    assert in_flight.undone == 2, "the chunk that two groups share is counted once"
-    in_flight.settle(part)
-    assert in_flight.begin_settlement(everything=False) == (1, {1: Position(B), 2: Position(B)})
-    in_flight.drop(leaving)
-    assert in_flight.shards == {1}
-    assert in_flight.begin_settlement(everything=True) == (2, {1: Position(B)})
 
 
 def test_an_inherited_position_is_written_once_and_has_not_advanced() -> None:
@@ -301,17 +279,3 @@ def test_an_inherited_position_is_written_once_and_has_not_advanced() -> None:
     in_flight.drop(in_flight.leaving[0])
     in_flight.take_over([1], Position(A))
     assert in_flight.begin_settlement(everything=True)[1].keys() == {1, 2}
-
-
-def test_capacity_counts_whole_chunks_until_they_are_finished() -> None:
-    in_flight = InFlight()
-    in_flight.take_over([1], OPEN)
-    parts = [read(in_flight, event(4, shard=1), event(5, shard=1)) for _ in range(2)]
-    assert in_flight.has_capacity(3, 5, 10_000)
-    assert not in_flight.has_capacity(2, 5, 10_000)
-    assert not in_flight.has_capacity(3, 4, 10_000)
-    assert not in_flight.has_capacity(3, 5, parts[0].size)
-    in_flight.settle(parts[0], 0)
-    assert not in_flight.has_capacity(3, 4, 10_000)
-    in_flight.settle(parts[0], 1)
-    assert in_flight.has_capacity(3, 4, 10_000)

@@ -54,8 +54,6 @@ REASONS = {
     "a task asks": "the handler asked for a retry: busy",
     "retry in an hour": "the handler asked for a retry: busy",
     "bare retry": "the handler asked for a retry",
-    "odd retry": "the handler asked for a retry: odd",
-    "late retry": "the handler asked for a retry",
     "a coroutine": "the handler returned an awaitable, which has not run: await it in an async function",
 }
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from outbox_relay import admin
-from outbox_relay.admin import render
-from outbox_relay.admin.text import duration, replace_unprintable, table
+from outbox_relay.admin.text import aligned, duration, replace_unprintable
 
 SINK: dict[str, Any] = {
     "backlog": 3,
@@ -57,8 +56,8 @@ def test_durations_have_at_most_two_units(seconds: float, text: str) -> None:
 
 
 def test_columns_are_aligned_without_trailing_space() -> None:
-    assert table([("A", "LONG"), ("long", "b"), ("", "c")]) == ["A     LONG", "long  b", "      c"]
-    assert table([]) == []
+    assert aligned([("A", "LONG"), ("long", "b"), ("", "c")]) == ["A     LONG", "long  b", "      c"]
+    assert aligned([]) == []
 
 
 def test_control_characters_are_replaced() -> None:
@@ -133,64 +132,6 @@ def test_the_last_error_has_a_line_until_an_hour_after_its_end(changes: dict[str
         {"relays": [], "sinks": sinks, "unrouted": [], "in_default_partition": 0, "retention": RETENTION}
     )
     assert [each for each in text.splitlines() if each.startswith("last error")] == ([line] if line else [])
-
-
-def test_the_replays_of_a_status_have_a_line_each() -> None:
-    one: dict[str, Any] = dict.fromkeys(
-        ("to", "since", "until", "type", "uids", "ended_at", "reason", "rate", "tenant")
-    )
-    one |= {"id": 3, "sink": "crm", "state": "paused", "total": 20, "total_exact": True, "delivered": 5, "failed": 0}
-    one |= {"waiting": 0, "started_at": "2026-11-23T08:40:11.5+00:00", "key": "a", "waits_for": "sink crm is paused"}
-    text = admin.status_text(
-        {
-            "relays": [],
-            "sinks": {"crm": SINK},
-            "unrouted": [],
-            "in_default_partition": 0,
-            "retention": RETENTION,
-            "replays": [one],
-        }
-    )
-    assert text.splitlines()[-4:] == [
-        "",
-        "REPLAY  SINK  STATE   TOTAL  DELIVERED  FAILED  WAITING  STARTED              FILTER",
-        "3       crm   paused  20     5          0       0        2026-11-23T08:40:11  key a",
-        "replay 3 waits: sink crm is paused",
-    ]
-
-
-def test_a_throttled_sink_has_a_line() -> None:
-    found: dict[str, Any] = {
-        "relays": [],
-        "sinks": {"crm": {**SINK, "in_flight_limit": 8}},
-        "unrouted": [],
-        "in_default_partition": 0,
-        "retention": RETENTION,
-    }
-    assert "crm throttles: at most 8 requests at once per relay, for now" in admin.status_text(found).splitlines()
-
-
-@pytest.mark.parametrize(
-    ("rate", "total", "text"),
-    [
-        (None, None, ""),
-        (2.5, None, "at most 2.5 events per second on all relays"),
-        (1000, 20, "at most 1000 events per second and 20 requests in flight on all relays"),
-    ],
-)
-def test_limits_are_named(rate: float | None, total: int | None, text: str) -> None:
-    assert render.limits_text({**SINK, "rate_per_second": rate, "max_in_flight_total": total}) == text
-
-
-def test_status_of_an_empty_database_says_what_to_do() -> None:
-    text = admin.status_text(
-        {"relays": [], "sinks": {}, "unrouted": [], "in_default_partition": 0, "retention": RETENTION}
-    )
-    assert text.splitlines() == [
-        "no sink is known yet: a relay registers its sinks when it starts",
-        "",
-        "no relay is alive: start one with outbox-relay run",
-    ]
 
 
 def test_only_sinks_over_the_limit_are_too_old() -> None:

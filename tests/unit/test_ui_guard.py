@@ -29,7 +29,7 @@ from outbox_relay.ui.access import (
     TrustedProxy,
     read_networks,
 )
-from outbox_relay.ui.guard import BODY, BODY_BYTES, HEADERS, USER, Guard, host_names, is_loopback
+from outbox_relay.ui.guard import BODY, BODY_BYTES, HEADERS, USER, Guard, host_names
 from outbox_relay.ui.users import FileContent, User, read_tokens, read_users
 from tests.support.passwords import basic, quick_hash
 
@@ -324,24 +324,3 @@ async def test_wrong_passwords_at_once_are_limited_too(users: Path) -> None:
         tried = [answer.status_code for answer in answers].count(401)
         assert tried <= FAILURES_MOST + HASHES_AT_ONCE
         assert (await page.get("/", headers=basic("bob", "correct horse"))).status_code == 200, "another name"
-
-
-async def test_the_host_names_users() -> None:
-    async def found(_request: object) -> User | None:
-        return OPERATOR if answers[0] else None
-
-    answers = [True]
-    async with client(Host(found)) as page:
-        assert (await page.get("/")).text == "anna"
-        answers[0] = False
-        assert (await page.get("/")).status_code == 401
-    async with client(Host(lambda _request: VIEWER)) as page:
-        assert (await page.get("/")).text == "bob"
-
-
-@pytest.mark.parametrize(
-    ("address", "expected"),
-    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("192.0.2.1", False), ("::", False)],
-)
-def test_loopback_is_known(address: str, expected: bool) -> None:
-    assert is_loopback(address) is expected

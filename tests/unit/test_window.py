@@ -244,21 +244,11 @@ def test_ids_behind_the_window_are_cut_up_to_a_later_tick() -> None:
 LAST_OF_OLD = Tick(300, EVERYTHING, 15)
 
 
-def test_latecomers_of_an_old_numbering_are_read_whatever_the_floor() -> None:
-    assert next_slice(Position(A, LAST_OF_OLD), 10, floor=300) == WindowSlice(late=True, after=0, upto=100, last=False)
-
-
 def test_window_of_an_old_numbering_ends_at_its_sequence() -> None:
     position = Position(A, LAST_OF_OLD, 290)
     piece = next_slice(position, 10, floor=300)
     assert piece == WindowSlice(late=False, after=290, upto=300, last=True)
     assert position_after(position, piece) == Position(Tick(300, "15:15:", 15))
-
-
-def test_window_of_an_old_numbering_from_where_nothing_is_visible_has_no_latecomers() -> None:
-    begun = Position(Tick(100, "3:3:", 3), LAST_OF_OLD)
-    assert next_slice(begun, 10, floor=300) == WindowSlice(late=False, after=100, upto=110, last=False)
-    assert next_slice(begun, 200, floor=300) == WindowSlice(late=False, after=100, upto=300, last=True)
 
 
 def test_ids_up_to_the_floor_are_no_latecomers_of_a_new_numbering() -> None:

@@ -90,10 +90,7 @@ async def test_a_private_authority_without_key_identifiers_is_trusted_on_every_p
     assert not trusting(root).verify_flags & ssl.VERIFY_X509_STRICT
 
 
-@pytest.mark.usefixtures("defaults")
-async def test_an_authority_whose_own_issuer_is_missing_is_trusted_on_every_python(
-    authority: Authority, tmp_path: Path
-) -> None:
+async def test_an_authority_whose_own_issuer_is_missing_is_trusted(authority: Authority, tmp_path: Path) -> None:
     file, server = authority.intermediate(tmp_path)
     with Receiver(tls=server) as receiver:
         assert await outcome(receiver.url, ca_file=file) == DELIVERED

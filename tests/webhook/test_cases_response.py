@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import tracemalloc
 from dataclasses import dataclass, field
 
@@ -148,18 +147,6 @@ async def test_behind_a_body_of_no_honest_length_the_connection_is_not_used_agai
         assert [request.turn for request in receiver.requests] == [1, 1]
 
 
-@pytest.mark.parametrize("status", [204, 304])
-async def test_case_52_a_body_where_none_may_be_is_not_taken_for_the_next_answer(status: int) -> None:
-    smuggled = head(200, [("content-length", "0")])
-    answer = raw(head(status, [("content-length", str(len(smuggled)))]) + smuggled)
-    with Receiver(in_turn(answer, say(500))) as receiver:
-        async with sending(receiver.url) as sink:
-            await verdict(sink)
-            second = await verdict(sink)
-        assert code(second) == "http_500"
-        assert len(receiver.requests) == 2
-
-
 async def test_case_48_of_a_body_without_end_little_is_read() -> None:
     """Most of it is in the system's own buffers."""
     flood = Flood(head(200, [CHUNKED]), b"10000\r\n" + b"x" * 0x10000 + b"\r\n")
@@ -201,15 +188,6 @@ async def test_what_a_body_says_is_kept_harmless(body: bytes) -> None:
         assert "\x1b" not in text
 
 
-@pytest.mark.parametrize("body", [b"no stock for customer", b"customer-12 is not customer-1"])
-async def test_an_answer_hides_the_key_only_where_it_is_whole(body: bytes) -> None:
-    with Receiver(say(500, body=body)) as receiver:
-        found = await outcome(receiver.url, an_event("customer-1"))
-    assert isinstance(found, Failed)
-    assert found.attempt is not None
-    assert found.attempt.answer == body.decode().replace("not customer-1", "not [redacted]")
-
-
 async def test_case_54_the_location_of_a_redirect_is_kept_harmless() -> None:
     with Receiver(
         raw(b"HTTP/1.1 302 Found\r\nlocation: https://h/\x1b[31m\xff\r\ncontent-length: 0\r\n\r\n")
@@ -227,13 +205,3 @@ async def test_case_55_cookies_are_not_kept() -> None:
                 await verdict(sink)
         assert len(receiver.requests) == 3
         assert {request.header("cookie") for request in receiver.requests} == {None}
-
-
-async def test_gzip_that_is_honest_is_not_decoded_either() -> None:
-    """The beginning of an answer is kept as it came."""
-    body = gzip.compress(b"the disk is full")
-    with Receiver(say(500, ("content-encoding", "gzip"), body=body)) as receiver:
-        found = await outcome(receiver.url)
-    assert isinstance(found, Failed)
-    assert found.attempt is not None
-    assert "disk" not in (found.attempt.answer or "")

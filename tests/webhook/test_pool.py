@@ -1,25 +1,44 @@
-"""Connections: kept and used again, replaced when found closed, dropped, and never lost to a cancellation."""
+"""The client: what it sends, connections that are kept, replaced or dropped, leases that expire on the way."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import socket
+import time
 from collections.abc import Callable
 
 import pytest
 
+from outbox_relay.domain.times import lease_clock
+from outbox_relay.sinks.webhook import addresses, connection
 from outbox_relay.sinks.webhook import client as pool
 from outbox_relay.sinks.webhook.client import PooledClient
+from outbox_relay.sinks.webhook.http_client import NoResponse, Proxy, Response
+from outbox_relay.sinks.webhook.response import PREFIX_BYTES
+from tests.support.connect_proxy import proxying
+from tests.support.names import Names
 from tests.support.receiver import Behaviour, Receiver, Request
-from tests.support.receiver.answers import chosen, head, in_turn, raw, say
-from tests.support.receiver.certificates import Authority
-from tests.support.receiver.faults import close, hang, reset, then
+from tests.support.receiver.answers import after, chosen, head, in_turn, raw, say
+from tests.support.receiver.certificates import NAME, Authority
+from tests.support.receiver.faults import (
+    close,
+    hang,
+    reset,
+    stall,
+    then,
+)
 from tests.support.wait import auntil
 from tests.support.webhook_client import (
+    BODY,
+    HEADERS,
+    LONG_SECONDS,
+    QUICK_SECONDS,
     Gate,
     a_response,
+    answered,
     no_response,
+    outcome,
     post,
     posting,
     trusting,
@@ -173,3 +192,138 @@ async def test_a_storm_of_cancellations_takes_nothing_from_the_pool(authority: A
             await eventually(lambda: receiver.open == 5, "no other is open")
             gate.is_open = True
             assert {a_response(found).status for found in await asyncio.gather(*posts)} == {200}
+
+
+@pytest.mark.parametrize(
+    ("path", "target"),
+    [
+        ("", "/"),
+        ("?a=%2F&b=", "/?a=%2F&b="),
+        ('/{a}/"b"/<c>/`d`/%7e', "/%7Ba%7D/%22b%22/%3Cc%3E/%60d%60/%7e"),
+        ("/a/../b;c=1/[d]?e=f/g?h", "/a/../b;c=1/[d]?e=f/g?h"),
+    ],
+)
+async def test_a_path_is_sent_as_it_is_written_but_for_what_no_target_may_hold(path: str, target: str) -> None:
+    with Receiver(secrets=()) as receiver:
+        a_response(await outcome(f"http://127.0.0.1:{receiver.port}{path}"))
+    assert receiver.requests[0].target == target
+
+
+@pytest.mark.parametrize("size", [0, 1 << 20])
+async def test_a_body_of_any_size_arrives_byte_for_byte(size: int) -> None:
+    body = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
+    with Receiver(secrets=()) as receiver:
+        async with posting(receiver.url) as open_one:
+            for _ in range(2):
+                assert a_response(await post(open_one, body=body)).status == 200
+        assert [request.body for request in receiver.requests] == [body, body]
+        assert receiver.connections == 1
+
+
+@pytest.mark.parametrize("value", ["a\r\nx: y", "a\0b", "☃"], ids=["CRLF", "NUL", "no ASCII"])
+async def test_a_header_that_would_end_early_is_not_sent(value: str) -> None:
+    with Receiver(secrets=()) as receiver:
+        async with posting(receiver.url) as open_one:
+            fault = no_response(await open_one.post([("x-custom", value)], BODY, 5), "internal", sent=False)
+        assert receiver.requests == []
+        assert "☃" not in fault.reason
+
+
+async def test_an_answer_keeps_what_decides_and_the_beginning_of_the_body() -> None:
+    headers = (
+        ("Retry-After", "5"),
+        ("retry-after", "7" * 10_000),
+        ("X-Other", "no"),
+        ("Set-Cookie", "a=b"),
+        ("Location", "/é"),
+    )
+    found = a_response(await answered(say(503, *headers, body=b"\xff" * 10_000)))
+    assert found.status == 503
+    assert found.headers == {"retry-after": f"5, {'7' * 509}", "location": "/é"}
+    assert found.prefix == b"\xff" * PREFIX_BYTES
+    assert found.whole
+
+
+async def test_the_times_of_the_parts_are_told_where_they_were_taken() -> None:
+    with Receiver(secrets=()) as receiver:
+        async with posting(receiver.url) as open_one:
+            first, second = a_response(await post(open_one)), a_response(await post(open_one))
+    assert [name for name, _ in first.timings] == ["connect", "first_byte"]
+    assert [name for name, _ in second.timings] == ["first_byte"]
+    assert 0 < sum(seconds for _, seconds in first.timings) <= first.seconds
+
+
+async def test_the_limit_ends_a_request_that_is_not_read() -> None:
+    with Receiver(at_head=stall, secrets=()) as receiver:
+        body = b"x" * (16 << 20)
+        no_response(await outcome(receiver.url, body=body, seconds=QUICK_SECONDS), "read_timeout", sent=True)
+
+
+LEASE_SECONDS = 0.5
+"""A lease that is meant to expire on the way."""
+EXPIRED_SECONDS = 0.7
+"""By then it has expired."""
+SECOND = "127.0.0.2"
+
+
+async def leased(client: PooledClient) -> Response | NoResponse:
+    """Post one request whose lease expires soon."""
+    return await client.post(HEADERS, BODY, LONG_SECONDS, lease_clock() + LEASE_SECONDS)
+
+
+async def test_a_lease_that_expires_while_the_name_is_looked_up_sends_nothing(names: Names) -> None:
+    def late() -> list[str]:
+        time.sleep(EXPIRED_SECONDS)
+        return ["127.0.0.1"]
+
+    names.say(NAME, late)
+    with Receiver(secrets=()) as receiver:
+        async with posting(receiver.url.replace("127.0.0.1", NAME)) as client:
+            no_response(await leased(client), "withdrawn", sent=False)
+            await eventually(lambda: receiver.open == 0, "nothing is open")
+        assert receiver.requests == []
+
+
+async def test_a_lease_that_expires_before_a_closed_connection_is_found_sends_nothing_again() -> None:
+    with Receiver(in_turn(say(200), after(EXPIRED_SECONDS, close), say(200)), secrets=()) as receiver:
+        async with posting(receiver.url) as client:
+            a_response(await post(client))
+            no_response(await leased(client), "withdrawn", sent=True)
+        assert len(receiver.requests) == 2
+
+
+async def test_a_request_that_is_sent_again_goes_to_an_address_that_is_judged_again(
+    names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(addresses, "KEPT_SECONDS", 0.0)
+    names.in_turn(NAME, ["127.0.0.1"], [SECOND])
+    with (
+        Receiver(in_turn(say(200), close), secrets=()) as receiver,
+        Receiver(host=SECOND, port=receiver.port, secrets=()) as inner,
+    ):
+        url = receiver.url.replace("127.0.0.1", NAME)
+        async with posting(url, judge=lambda address: "inside" if address == SECOND else None) as client:
+            a_response(await post(client))
+            no_response(await post(client), "ssrf_blocked", sent=True)
+        assert inner.connections == 0
+
+
+async def test_the_time_limit_of_one_body_does_not_cut_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "BODY_SECONDS", 1.0)
+    slow = then(raw(head(200, [("content-length", "2")]) + b"o"), after(0.4, raw(b"k")))
+    with Receiver(slow, secrets=()) as receiver:
+        async with posting(receiver.url) as client:
+            for _ in range(3):
+                assert a_response(await post(client)).whole
+        assert receiver.connections == 1
+
+
+@pytest.mark.parametrize("value", ["Basic canary\r\nx: y", "Basic canary☃"])
+async def test_an_authorization_that_no_header_can_hold_is_not_sent_and_not_shown(value: str) -> None:
+    with Receiver(secrets=()) as receiver:
+        async with proxying() as proxy:
+            through = Proxy("127.0.0.1", proxy.port, value)
+            async with posting(receiver.url, proxy=through) as client:
+                fault = no_response(await post(client), "internal", sent=False)
+            assert proxy.heads == []
+    assert "canary" not in repr(fault)

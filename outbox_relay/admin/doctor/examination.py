@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from functools import partial
+from typing import Any, Final, TypeAlias
 
-from outbox_relay.admin.alive import ALIVE_SECONDS
-from outbox_relay.admin.doctor import degradation, log, schedules, server, sinks
+from outbox_relay.admin.doctor import log, server, sinks
 from outbox_relay.admin.doctor.finding import Finding, worst_first
 from outbox_relay.admin.status import RETENTION, status
+from outbox_relay.admin.thresholds import ALIVE_SECONDS, LATE_SECONDS, OLDEST_SECONDS
 from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable, RelayError, RightMissing, StatementFailed
 from outbox_relay.postgres.store import Store
 
-T = TypeVar("T")
-Check: TypeAlias = Callable[[Sequence[Any]], Iterable[Finding]]
+Rows: TypeAlias = Sequence[Any]
+Check: TypeAlias = Callable[[Rows], Iterable[Finding]]
 """A check of the rows of a statement."""
-STATEMENT_SECONDS = 5.0
+STATEMENT_SECONDS: Final = 5.0
 """Time limit of each statement on the server."""
-
-
-def _configurations(rows: Sequence[Any]) -> Iterable[Finding]:
-    return [*server.examine_configurations(rows), *server.examine_poolers(rows)]
-
-
-def _minutes(rows: Sequence[Any]) -> Iterable[Finding]:
-    return degradation.examine_minutes(*rows[0])
-
-
-STATEMENTS: Sequence[tuple[str, Mapping[str, Any], Check]] = (
+CHECKS: Final[Sequence[tuple[str, Mapping[str, Any], Check]]] = (
     ("doctor_transactions", {"seconds": server.TRANSACTION_SECONDS}, server.examine_transactions),
     ("doctor_locks", {"seconds": server.LOCK_SECONDS}, server.examine_locks),
     ("doctor_tables", {"dead": server.DEAD_ROWS}, server.examine_tables),
@@ -36,11 +27,8 @@ STATEMENTS: Sequence[tuple[str, Mapping[str, Any], Check]] = (
     ("doctor_publications", {}, server.examine_publications),
     ("doctor_autovacuum", {"dead": server.LATE_DEAD_ROWS, "seconds": server.LATE_SECONDS}, server.examine_autovacuum),
     ("doctor_topics", {}, sinks.examine_topics),
-    ("doctor_schedules", {"seconds": schedules.LATE_SECONDS}, schedules.examine_schedules),
-    ("doctor_history", {"seconds": degradation.RECENT_SECONDS}, degradation.examine_history),
-    ("doctor_figures", {"seconds": degradation.FIGURES_SECONDS}, degradation.examine_figures),
-    ("doctor_minutes", {"seconds": ALIVE_SECONDS}, _minutes),
-    ("relay_configs", {"seconds": ALIVE_SECONDS}, _configurations),
+    ("doctor_schedules", {"seconds": LATE_SECONDS}, sinks.examine_schedules),
+    ("relay_configs", {"seconds": ALIVE_SECONDS}, server.examine_configurations),
     ("foreign_privileges", {}, server.examine_privileges),
     ("doctor_privileges", {}, server.examine_missing_privileges),
     ("row_security", {}, server.examine_row_security),
@@ -48,82 +36,63 @@ STATEMENTS: Sequence[tuple[str, Mapping[str, Any], Check]] = (
 """(name of the statement, parameters, check)"""
 
 
-def doctor(store: Store, oldest_seconds: float = sinks.OLDEST_SECONDS) -> list[Finding]:
+def doctor(store: Store, oldest_seconds: float = OLDEST_SECONDS) -> list[Finding]:
     """Return the findings, worst first. A part that could not be read is named as unexamined.
 
     Raises ``DatabaseUnusable`` or ``DatabaseUnavailable`` if the state of the sinks cannot be read.
     """
-    found = _or_failure(lambda: status(store))
-    numbering = _rows(store, "doctor_numbering", {})
     findings: list[Finding] = []
-    if isinstance(found, StatementFailed):
-        findings.append(_not_examined("sinks, relays and replays", str(found)))
-    else:
-        unanswered = [each for each in found["not_answered"] if each["part"] != RETENTION]  # it is asked again below
-        findings += [_not_examined(each["part"], each["reason"]) for each in unanswered]
-        findings += _checked("doctor_numbering", numbering, sinks.examine_numbering)
-        findings += sinks.examine_relays(found, restored=any(each.id == "rebase-needed" for each in findings))
-        oldest = _oldest(store, found, oldest_seconds)
-        findings += sinks.examine_sinks(found, oldest_seconds, oldest)
-        findings += sinks.examine_replays(found)
-    days = _or_failure(lambda: store.retention_status(live=True))
-    if isinstance(days, StatementFailed):  # the live query reads the log and can take too long
-        days = _or_failure(lambda: store.retention_status(live=False))
-    if isinstance(days, StatementFailed):
-        findings.append(_not_examined(RETENTION, str(days)))
-    else:
-        findings += log.examine_retention(days)
-        findings += log.examine_growth(days)
-    known: Mapping[str, Any] = {} if isinstance(found, StatementFailed) else found
-    findings += _examine(store, known.get("in_default_partition") or 0, alive=known.get("relays") != [])
+    known: Mapping[str, Any] = {}
+    try:
+        known = status(store)
+    except StatementFailed as error:
+        findings.append(_not_examined("sinks, relays and replays", str(error)))
+    if known:
+        findings += _examine_status(store, known, oldest_seconds)
+    findings += _examine_log(store)
+    before = time.time()
+    is_alive, in_default = known.get("relays") != [], known.get("in_default_partition") or 0
+    checks: Sequence[tuple[str, Mapping[str, Any], Check]] = (
+        ("doctor_server", {}, lambda rows: server.examine_server(rows[0], before, time.time())),
+        (
+            "doctor_shards",
+            {"seconds": sinks.UNOWNED_SECONDS, "alive": ALIVE_SECONDS},
+            partial(sinks.examine_shards, alive=is_alive),
+        ),
+        ("doctor_partitions", {}, lambda rows: log.examine_partitions(in_default, rows[0].ahead)),
+        *CHECKS,
+    )
+    for name, parameters, check in checks:
+        findings += _checked(store, name, parameters, check)
     return worst_first(findings)
 
 
-def _oldest(store: Store, found: Mapping[str, Any], oldest_seconds: float) -> Mapping[str, Any]:
-    """Return the oldest event of each sink that is troubled, as far as the database answers in time."""
-    oldest: dict[str, Any] = {}
-    for name, sink in found["sinks"].items():
-        if sinks.is_troubled(sink, oldest_seconds):
-            rows = _rows(store, "doctor_oldest", {"sink": name})
-            if not isinstance(rows, RelayError):
-                oldest[name] = rows[0]
-    return oldest
+def _examine_status(store: Store, known: Mapping[str, Any], oldest_seconds: float) -> Iterable[Finding]:
+    """Return the findings on relays, sinks and replays."""
+    unanswered = [each for each in known["not_answered"] if each["part"] != RETENTION]  # which is asked again
+    findings = [_not_examined(each["part"], each["reason"]) for each in unanswered]
+    numbering = list(_checked(store, "doctor_numbering", {}, sinks.examine_numbering))
+    restored = any(each.id == "rebase-needed" for each in numbering)
+    findings += [*numbering, *sinks.examine_relays(known, restored=restored)]
+    troubled = [name for name, sink in known["sinks"].items() if sinks.is_troubled(sink, oldest_seconds)]
+    rows = {name: _rows(store, "doctor_oldest", {"sink": name}) for name in troubled}
+    oldest = {name: found[0] for name, found in rows.items() if not isinstance(found, RelayError)}
+    return [*findings, *sinks.examine_sinks(known, oldest_seconds, oldest), *sinks.examine_replays(known)]
 
 
-def _or_failure(ask: Callable[[], T]) -> T | StatementFailed:
-    """Return the answer, or the error if only its statement failed: it timed out, or met a lock."""
-    try:
-        return ask()
-    except StatementFailed as error:
-        return error
+def _examine_log(store: Store) -> Iterable[Finding]:
+    """Return the findings on the days of the log. The live query reads the log and can take too long."""
+    for live in (True, False):
+        try:
+            days = store.retention_status(live=live)
+        except StatementFailed as error:
+            failure = str(error)
+        else:
+            return log.examine_retention(days)
+    return [_not_examined(RETENTION, failure)]
 
 
-def _examine(store: Store, in_default: int, *, alive: bool) -> list[Finding]:
-    """Return the findings on shards, partitions and server. A statement that fails stops no other."""
-
-    def shards(rows: Sequence[Any]) -> Iterable[Finding]:
-        return sinks.examine_shards(rows, alive=alive)
-
-    def partitions(rows: Sequence[Any]) -> Iterable[Finding]:
-        return log.examine_partitions(in_default, rows[0].ahead)
-
-    def settings(rows: Sequence[Any]) -> Iterable[Finding]:
-        return server.examine_server(rows[0], before, time.time())
-
-    before = time.time()
-    checks: Sequence[tuple[str, Mapping[str, Any], Check]] = (
-        ("doctor_server", {}, settings),
-        ("doctor_shards", {"seconds": sinks.UNOWNED_SECONDS, "alive": ALIVE_SECONDS}, shards),
-        ("doctor_partitions", {}, partitions),
-        *STATEMENTS,
-    )
-    findings: list[Finding] = []
-    for name, parameters, check in checks:
-        findings += _checked(name, _rows(store, name, parameters), check)
-    return findings
-
-
-def _rows(store: Store, name: str, parameters: Mapping[str, Any]) -> Sequence[Any] | RelayError:
+def _rows(store: Store, name: str, parameters: Mapping[str, Any]) -> Rows | RelayError:
     """Return the rows of a statement, or its error."""
     try:
         return store.named(name, parameters, STATEMENT_SECONDS)
@@ -131,8 +100,9 @@ def _rows(store: Store, name: str, parameters: Mapping[str, Any]) -> Sequence[An
         return error
 
 
-def _checked(name: str, rows: Sequence[Any] | RelayError, check: Check) -> Iterable[Finding]:
-    """Return the findings of a check, or one that says that it was not made."""
+def _checked(store: Store, name: str, parameters: Mapping[str, Any], check: Check) -> Iterable[Finding]:
+    """Return the findings of a check, or one that says that it was not made: a failed statement stops no other."""
+    rows = _rows(store, name, parameters)
     if not isinstance(rows, RelayError):
         return check(rows)
     part, refused = name.removeprefix("doctor_").replace("_", " "), isinstance(rows, DatabaseUnusable)

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from datetime import date
-from typing import Any
+from typing import Any, Final
 
-from outbox_relay.admin.doctor.finding import Finding
-from outbox_relay.admin.doctor.sinks import listed
+from outbox_relay.admin.doctor.finding import Finding, listed
 from outbox_relay.retention.wording import LOCKED, PASSING, keepers_text, left_text
 
-LEAST_AHEAD_SECONDS = 86_400.0
+LEAST_AHEAD_SECONDS: Final = 86_400.0
 """Time for which partitions must exist in advance."""
-
-LATE_SECONDS = 86_400.0
+LATE_SECONDS: Final = 86_400.0
 """Time after keep_days within which a day is archived and emptied if all is well."""
-
-
-GIB = 1 << 30
-MOST_GROWTH = 10 * GIB
-"""Growth of the log until its oldest day is emptied that is reported, if the log doubles at least."""
-MOST_DAILY = GIB
-"""Growth in a day that is reported if no day is emptied."""
 
 
 def examine_retention(found: Mapping[str, Any]) -> Iterator[Finding]:
@@ -73,37 +63,6 @@ def _examine_late(due: list[Any], found: Mapping[str, Any]) -> Iterator[Finding]
             f"{_span(rest)}{_left(rest)}; last pass: {found['last_pass'] or 'none'}",
             "run outbox-relay retention run: it says what it cannot lock; then end the sessions that read the log",
         )  # fmt: skip
-
-
-def examine_growth(found: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield a finding if the log will be much larger before its oldest day is emptied, from ``retention status``.
-
-    The server does not tell how much space its disk has, so the sizes are for comparison.
-    """
-    held = [day for day in found["days"] if not day["emptied"] and day["day"] != "default"]
-    if len(held) < 2:
-        return
-    *_, last, present = sorted(held, key=lambda day: day["day"])
-    daily = last["bytes"] / max(1, (date.fromisoformat(present["day"]) - date.fromisoformat(last["day"])).days)
-    size = sum(day["bytes"] for day in held)
-    full = daily * found["keep_days"]
-    if not found["keep_days"] and daily >= MOST_DAILY:
-        yield _growth(daily, f"the log has {_gib(size)}, and is kept indefinitely", "set [retention] keep_days")
-    elif full >= 2 * size and full - size >= MOST_GROWTH:
-        until = (
-            f"the log has {_gib(size)}, and will have {_gib(full)} when its days reach keep_days ({found['keep_days']})"
-        )
-        yield _growth(daily, until, "compare this with the free space of the disk; a shorter keep_days needs less")
-
-
-def _growth(daily: float, until: str, advice: str) -> Finding:
-    return Finding(
-        "log-growth", "warning", "the log will need much more disk space", f"{_gib(daily)} a day; {until}", advice
-    )
-
-
-def _gib(size: float) -> str:
-    return f"{size / GIB:.1f} GiB"
 
 
 def examine_partitions(in_default: int, ahead_seconds: float) -> Iterator[Finding]:

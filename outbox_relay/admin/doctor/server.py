@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from outbox_relay.admin.doctor.finding import Finding
-from outbox_relay.admin.doctor.sinks import listed
+from outbox_relay.admin.doctor.finding import Finding, listed
 from outbox_relay.admin.text import duration
 from outbox_relay.settings.effective import REFUSAL
 
@@ -228,46 +227,32 @@ def examine_row_security(found: Sequence[Any]) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _is_known(config: Mapping[str, Any] | None) -> bool:
-    """Return whether a relay has recorded its settings: not one with too many."""
-    return bool(config) and "too_large" not in config
-
-
 def examine_configurations(found: Sequence[Any]) -> Iterator[Finding]:
-    """Yield a finding if relays run with different settings."""
-    known = [each for each in found if _is_known(each.config)]
+    """Yield the findings on settings of relays: a refused file, different ones, and polling behind a pooler."""
+    known = [each for each in found if each.config and "too_large" not in each.config]
     for each in known:
         if refusal := each.config.get(REFUSAL):
             yield Finding(
                 "config-reload-failed", "warning", f"relay {each.name} did not apply the file at its last SIGHUP",
                 str(refusal), "correct the file and send SIGHUP again, or restart the relay if it says so",
             )  # fmt: skip
-    settings = sorted(
-        name
-        for name in {name for each in known for name in each.config if name != REFUSAL}
-        # A relay that serves some of the sinks lacks the settings of the others.
-        if len({repr(each.config.get(name)) for each in known if name in each.config or name[:6] != "sinks."}) > 1
-    )
+    names = sorted({name for each in known for name in each.config if name != REFUSAL})
+    settings = [name for name in names if _differs(name, [each.config for each in known])]
     if settings:
         yield Finding(
             "relay-configurations", "warning", "relays run with different settings",
             f"settings: {listed(settings)}; relays: {listed(sorted(each.name for each in known))}",
             "finish the rolling deployment, or give all relays one file",
         )  # fmt: skip
-
-
-def examine_poolers(found: Sequence[Any]) -> Iterator[Finding]:
-    """Yield a finding if relays behind a pooler have no connection of their own for wake-ups."""
-    polling = [
-        each.name
-        for each in found
-        if _is_known(each.config)
-        and each.config.get("database.pooler") == "transaction"
-        and each.config.get("database.listen_dsn") is None
-    ]
-    if polling:
+    poolers = [each for each in known if each.config.get("database.pooler") == "transaction"]
+    if polling := sorted(each.name for each in poolers if each.config.get("database.listen_dsn") is None):
         yield Finding(
             "pooler-without-listen", "warning", "relays behind a pooler are not woken by new events: they poll",
-            f"relays without database.listen_dsn: {listed(sorted(polling))}",
+            f"relays without database.listen_dsn: {listed(polling)}",
             "set database.listen_dsn to a connection string that leads to the server itself",
         )  # fmt: skip
+
+
+def _differs(name: str, configs: Sequence[Mapping[str, Any]]) -> bool:
+    """Return True if a setting differs. A relay that serves some of the sinks lacks the settings of the others."""
+    return len({repr(each.get(name)) for each in configs if name in each or not name.startswith("sinks.")}) > 1

@@ -1,26 +1,22 @@
-"""The checks of sinks, replays and relays, from the result of ``status``. Pure."""
+"""The checks of sinks, replays and relays, from the result of ``status``, and of schedules. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
-from outbox_relay.admin.doctor.finding import Finding
-from outbox_relay.admin.render import limits_text
-from outbox_relay.admin.text import duration
+from outbox_relay.admin.doctor.finding import Finding, listed
+from outbox_relay.admin.text import duration, limits_text
+from outbox_relay.admin.thresholds import OLDEST_SECONDS
 
-OLDEST_SECONDS = 300.0
-"""Age of the oldest unsettled event from which a sink counts as behind."""
-VERY_OLD_SECONDS = 3600.0
+VERY_OLD_SECONDS: Final = 3600.0
 """Age from which that is critical."""
-CIRCUIT_SECONDS = 300.0
+CIRCUIT_SECONDS: Final = 300.0
 """Time without a closed circuit from which a destination that is down is critical."""
-UNOWNED_SECONDS = 30.0
+UNOWNED_SECONDS: Final = 30.0
 """Time without an owner from which a shard is reported: two default leases. Less is normal after a relay stopped."""
-SHARDS = 64
+SHARDS: Final = 64
 """Number of shards of a sink."""
-MOST_NAMED = 10
-"""Maximum number of names in one finding."""
 
 
 def is_troubled(sink: Mapping[str, Any], oldest_seconds: float) -> bool:
@@ -50,25 +46,21 @@ def examine_sinks(
 def examine_shards(found: Sequence[Any], *, alive: bool) -> Iterator[Finding]:
     """Yield the findings on shards that have had no owner for ``UNOWNED_SECONDS``, if a relay is alive."""
     for each in found if alive else ():
+        evidence = f"shards without an owner for {UNOWNED_SECONDS:.0f} s or longer: {each.shards} of {SHARDS}"
         if not each.served:
-            yield _unserved(each)
-            continue
-        severity = "critical" if each.shards == SHARDS else "warning"
-        yield Finding(
-            "shards-unowned", severity, f"no relay serves {'any shard' if each.shards == SHARDS else 'some shards'} "
-            f"of sink {each.sink}",
-            f"shards without an owner for {UNOWNED_SECONDS:.0f} s or longer: {each.shards} of {SHARDS}",
-            "run outbox-relay sinks list: it shows which relays have the sink in their settings, and read their logs",
-        )  # fmt: skip
-
-
-def _unserved(each: Any) -> Finding:
-    """Return the finding on a sink that no live relay serves."""
-    return Finding(
-        "sink-unserved", "critical", f"no live relay serves sink {each.sink}",
-        f"shards without an owner for {UNOWNED_SECONDS:.0f} s or longer: {each.shards} of {SHARDS}",
-        f"deploy a file that has the sink with its newest patterns, or run outbox-relay sinks remove {each.sink}",
-    )  # fmt: skip
+            yield Finding(
+                "sink-unserved", "critical", f"no live relay serves sink {each.sink}", evidence,
+                "deploy a file that has the sink with its newest patterns, or run outbox-relay sinks remove "
+                f"{each.sink}",
+            )  # fmt: skip
+        else:
+            is_whole = each.shards == SHARDS
+            yield Finding(
+                "shards-unowned", "critical" if is_whole else "warning",
+                f"no relay serves {'any shard' if is_whole else 'some shards'} of sink {each.sink}", evidence,
+                "run outbox-relay sinks list: it shows which relays have the sink in their settings, and read their "
+                "logs",
+            )  # fmt: skip
 
 
 def examine_topics(found: Sequence[Any]) -> Iterator[Finding]:
@@ -199,7 +191,28 @@ def _catch_up(limits: str, uid: Any, error: str | None, *, is_down: bool) -> str
     return f"repair what fails: {why}" if error else f"{why}; if it catches up, wait, and see docs/performance.md"
 
 
-def listed(names: list[str]) -> str:
-    """Return at most ``MOST_NAMED`` names, and the number of the others."""
-    more = f" and {len(names) - MOST_NAMED} others" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more
+def examine_schedules(found: Sequence[Any]) -> Iterator[Finding]:
+    """Yield a finding for each schedule that fails, and one for all others that are late."""
+    for each in found:
+        if each.refused:
+            yield Finding(
+                "schedule-refused", "warning", f"the schema refuses the event of schedule {each.name}",
+                each.error, f"correct [schedules.{each.name}] in the file, then reload the relays",
+            )  # fmt: skip
+        elif each.error is not None:
+            yield Finding(
+                "schedule-failing", "warning", f"a relay cannot fire schedule {each.name}",
+                f"{each.error}; {_lateness(each.late)}",
+                "remove the cause that the relay names, or schedules remove a schedule that is no longer needed",
+            )  # fmt: skip
+    if late := [each for each in found if each.error is None]:
+        yield Finding(
+            "schedule-late", "critical", "schedules are late",
+            f"schedules: {listed([each.name for each in late])}; the oldest is {_lateness(late[0].late)}",
+            "read the logs of the relays for housekeeping.failed with the chore schedules; relays of an earlier "
+            "version fire no schedule",
+        )  # fmt: skip
+
+
+def _lateness(seconds: float) -> str:
+    return f"late by {duration(seconds)}" if seconds > 0 else "not yet due"

@@ -108,8 +108,8 @@ class PooledClient:
     def _drop_old(self) -> None:
         while self._kept and not _is_reusable(self._kept[0]):
             self._kept.popleft().abort()
-        again = asyncio.get_running_loop().call_later
-        self._sweep = again(KEPT_SECONDS, self._drop_old) if self._kept else None
+        later = asyncio.get_running_loop().call_later
+        self._sweep = later(KEPT_SECONDS, self._drop_old) if self._kept else None
 
 
 def _is_reusable(connection: HttpConnection) -> bool:

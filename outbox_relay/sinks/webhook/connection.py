@@ -8,15 +8,13 @@ import select
 import ssl
 import time
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 
 from outbox_relay.domain.times import lease_clock
 from outbox_relay.sinks.webhook.response import NotHttp, ResponseReader
 
 BODY_SECONDS = 1.0
 """Maximum time for reading a body after its head, which has decided the result already."""
-LOOKS = 16
-"""Turns of the event loop in which unread bytes are read before a request is sent, at most."""
 
 
 class ExchangeFailed(Exception):
@@ -76,7 +74,7 @@ class HttpConnection(asyncio.Protocol):
         """The bytes that came and are not read yet."""
         self._poll = select.poll()  # select() itself knows no file descriptors above 1023
         self._exchange: Exchange | None = None
-        self._news = asyncio.Event()
+        self._news: asyncio.Future[None] | None = None
         self._patience_ends: float | None = None
         self._idle = True
         self._spoke = self._ended = False
@@ -133,9 +131,9 @@ class HttpConnection(asyncio.Protocol):
     async def more(self) -> bool:
         """See ``ResponseReader``. Raises TimeoutError if nothing comes until the body was waited for long enough."""
         if not self._ended:
-            self._news.clear()
-            async with asyncio.timeout_at(self._patience_ends):
-                await self._news.wait()
+            self._news = asyncio.get_running_loop().create_future()
+            async with nullcontext() if self._patience_ends is None else asyncio.timeout_at(self._patience_ends):
+                await self._news
             return True  # if the connection has ended, the next call tells
         if self._error is not None:
             raise self._failure(self._exchange or Exchange())
@@ -146,10 +144,10 @@ class HttpConnection(asyncio.Protocol):
 
         On a kept connection it counts as closed, so that the request is sent over another one.
         """
-        for _ in range(LOOKS):
+        for _ in range(16):  # turns of the event loop, at most
             if self._spoke or self._transport.is_closing() or not self._poll.poll(0):
                 break
-            await asyncio.sleep(0)  # in one of the next turns the loop reads it, or sees the end
+            await asyncio.sleep(0)  # in one of them it reads what there is, or sees the end
         else:
             self._spoke = True
         if self._spoke:
@@ -178,12 +176,16 @@ class HttpConnection(asyncio.Protocol):
         if self._exchange.first_byte is None:
             self._exchange.first_byte = time.monotonic()
         self.buffer += data
-        self._news.set()
+        self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Take the end of the connection."""
         self._error, self._ended = exc, True
-        self._news.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
 
     def _failure(self, exchange: Exchange) -> ExchangeFailed:
         """Return what ended the connection. With TLS 1.3 a server refuses a certificate only after the handshake."""

@@ -69,10 +69,7 @@ class Connector:
             self._resolver.forget()
 
     async def look_up(self, exchange: Exchange) -> Sequence[str]:
-        """Return the addresses to dial, judged. Raises ExchangeFailed, such as dns_error, dns_timeout or ssrf_blocked.
-
-        It takes ``lookup_seconds`` at most; ``exchange`` records how long it took.
-        """
+        """Return the addresses to dial, judged, in ``lookup_seconds``. Raises ExchangeFailed, such as ssrf_blocked."""
         addresses: Sequence[str] = (self._peer[0],)
         if self._resolver is not None:
             with exchange.timed("dns"), self._reaching_peer():
@@ -138,7 +135,7 @@ class Connector:
         if (proxy := self._endpoint.proxy) is None:
             return
         target = f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
-        own = [] if proxy.authorization is None else [("proxy-authorization", proxy.authorization)]
+        own = [("proxy-authorization", proxy.authorization)] if proxy.authorization else []
         request = f"CONNECT {target} HTTP/1.1\r\n{header_lines([('host', target), *own])}\r\n"
         try:
             status = (await connection.send(Exchange(), request.encode("ascii"), head_only=True)).status

@@ -17,7 +17,7 @@ Address: TypeAlias = tuple[str, int]
 class Proxy:
     """A forward proxy, which looks destinations up and decides which of them are reached.
 
-    ``authorization`` is the value of ``proxy-authorization``, or None.
+    ``authorization`` is the value of ``proxy-authorization``, if it wants one.
     """
 
     host: str

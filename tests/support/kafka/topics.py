@@ -53,10 +53,6 @@ class Administration:
         what = f"topic {name} is gone"
         until(lambda: name not in self.client.list_topics(timeout=5).topics, seconds=LEADERS_SECONDS, what=what)
 
-    def set_topic(self, name: str, config: Mapping[str, str]) -> None:
-        """Change settings of a topic."""
-        self._change(ResourceType.TOPIC, name, config)
-
     def set_broker(self, number: int, config: Mapping[str, str]) -> None:
         """Change settings of a running broker."""
         self._change(ResourceType.BROKER, str(number), config)

@@ -1,4 +1,4 @@
-"""When an event is sent again, and when not: Retry-After, throttling, goodbyes, refusals, crashes, clocks, keys."""
+"""Webhooks through a relay: throttling, goodbyes, refusals, crashes, hung endpoints, and payloads byte for byte."""
 
 from __future__ import annotations
 
@@ -6,39 +6,27 @@ import asyncio
 import json
 from collections.abc import Callable
 
+import psycopg
 import pytest
 
+from outbox_relay import outbox
 from outbox_relay.admin.status import status
-from outbox_relay.domain.outcomes import RetryPolicy
+from outbox_relay.domain.outcomes import DELIVERED, RetryPolicy
 from outbox_relay.relay import outcomes
+from outbox_relay.sinks.contract.handing import an_event, soon
 from tests.support.database import Database, query
 from tests.support.deliveries import emit, has
 from tests.support.receiver import Behaviour, Receiver, Request
 from tests.support.receiver.answers import chosen, in_turn, of_each, say
-from tests.support.receiver.faults import hang
+from tests.support.receiver.faults import hang, stall
 from tests.support.relay_harness import running, spec
 from tests.support.wait import until
-from tests.support.webhook_sink import QUICK_SECONDS, a_sink
+from tests.support.webhook_sink import QUICK_SECONDS, a_sink, many, sending, verdict
 
 
 def has_all(receiver: Receiver, count: int) -> None:
     """Wait until `count` different events have come to the receiver."""
     until(lambda: len(set(receiver.uids)) >= count, seconds=60, what=f"{count} events came")
-
-
-def test_case_57_a_throttling_receiver_is_left_alone_and_others_are_not_touched(database: Database) -> None:
-    """Of a storm of 429 little is heard: the sink stands, asks once in a while, and its neighbour has everything."""
-    with Receiver(say(429, ("retry-after", "30"))) as stormy, Receiver() as calm:
-        sinks = [(spec("stormy"), a_sink(stormy.url)), (spec("calm"), a_sink(calm.url))]
-        with running(database.dsn, *sinks):
-            emit(database, [f"k{n}" for n in range(500)])
-            has_all(calm, 500)
-            asked = len(stormy.requests)
-            assert 0 < asked <= 64
-            circuit = query(database, "select circuit, last_error from outbox.sink where name = 'stormy'")
-            assert circuit[0][0] == "open"
-            assert "429" in circuit[0][1]
-    assert query(database, "select count(*) from outbox.delivery where attempts > 0") == [(0,)]
 
 
 class Throttle:
@@ -180,3 +168,73 @@ def test_every_attempt_of_an_event_has_the_same_id_and_its_own_number(database: 
     assert len(set(receiver.uids)) == 1
     assert [request.header("outbox-attempt") for request in receiver.requests] == ["1", "2", "3"]
     assert {request.header("idempotency-key") for request in receiver.requests} == set(receiver.uids)
+
+
+async def test_case_63_one_hung_endpoint_of_twenty_holds_nobody_up() -> None:
+    """The hung one has as many requests under way as it may; the 19 others answer at once."""
+    with Receiver(hang) as hung, Receiver() as receiver:
+        urls = [f"{receiver.url}/{n}" for n in range(19)]
+        async with (
+            sending(hung.url, max_in_flight=64) as stuck,
+            many(urls) as sinks,
+        ):
+            waiting = [asyncio.ensure_future(stuck.deliver([an_event()], soon())) for _ in range(64)]
+            await asyncio.to_thread(until, lambda: len(hung.requests) == 64, seconds=10, what="all hang")
+            for _ in range(5):
+                assert await asyncio.gather(*(verdict(sink) for sink in sinks)) == [DELIVERED] * 19
+            assert not any(one.done() for one in waiting)
+            for one in waiting:
+                one.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_what_was_cancelled_does_not_arrive_after_a_reset() -> None:
+    with Receiver(at_head=stall) as receiver:
+        async with sending(receiver.url) as sink:
+            under_way = asyncio.ensure_future(sink.deliver([an_event(payload=b"x" * (1 << 20))], soon()))
+            await asyncio.to_thread(until, lambda: receiver.connections == 1, seconds=5, what="it connected")
+            under_way.cancel()
+            await asyncio.gather(under_way, return_exceptions=True)
+            await sink.reset()
+        await asyncio.to_thread(until, lambda: receiver.open <= 1, seconds=5, what="the connection is gone")
+        assert receiver.requests == []
+
+
+CAP = 1 << 20
+PAYLOADS = {
+    "no byte": b"",
+    "as much as may be": b"x" * CAP,
+    "not UTF-8": b"\xff\xfe\xc3(",
+    "every byte": bytes(range(256)),
+    "NUL": b"\x00",
+    "a lone surrogate in JSON": b'{"s":"\\ud800"}',
+    "a lone surrogate as bytes": b'{"s":"\xed\xa0\x80"}',
+    "line and paragraph separators": '{"s":"\u2028\u2029"}'.encode(),
+    "keys in their order": b'{"b":1,"a":2,"b":3}',
+    "numbers as they were written": b'{"n":1.0,"m":1e400,"k":12345678901234567890123}',
+    "white space": b' {\r\n\t"a" : 1 }\n',
+    "a mark of byte order": b'\xef\xbb\xbf{"a":1}',
+}
+
+
+def test_case_64_bytes_sent_are_bytes_signed_are_bytes_stored(database: Database) -> None:
+    with Receiver() as receiver:
+        sink = a_sink(receiver.url)
+        with running(database.dsn, (spec("crm"), sink)) as harness:
+            with database.connect() as connection:
+                uids = {name: str(_emit(connection, payload)) for name, payload in PAYLOADS.items()}
+                uids["JSON of a mapping"] = str(outbox.emit(connection, "test.event", {"z": "é\u2028", "a": 1.0}))
+            until(lambda: len(receiver.uids) >= len(uids), seconds=60, what="all came")
+            harness.settled(60)
+    sent = {request.uid: request.body for request in receiver.requests}
+    stored = dict(query(database, "select uid::text, payload from outbox.event"))
+    assert sent == {uid: bytes(payload) for uid, payload in stored.items()}
+    assert {name: sent[uids[name]] for name in PAYLOADS} == PAYLOADS
+    assert receiver.unverified == []
+    assert [request.header("content-length") for request in receiver.requests] == [
+        str(len(request.body)) for request in receiver.requests
+    ]
+
+
+def _emit(connection: psycopg.Connection, payload: bytes) -> object:
+    return outbox.emit(connection, "test.event", payload, content_type="application/octet-stream")
