@@ -37,7 +37,7 @@ class Section(BaseModel):
     model_config = STRICTNESS
 
 
-def names(table: type) -> dict[str, Any]:
+def names(table: type[object]) -> dict[str, Any]:
     """Return the annotations of the settings in a table by their names in the file; none if ``table`` is no table."""
     if issubclass(table, BaseModel):
         return {field.alias or name: field.annotation for name, field in table.model_fields.items()}

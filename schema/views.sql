@@ -114,7 +114,7 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     ('read', 'table', '{delivery}',
      '{sink, id, shard, state, ordered, due_at, priority, attempts, claims, suspect, lease, lease_until, owner, last_error, '
      'last_status, last_attempt_at, since, uid, type, key, content_type, deliver_at, created_at, replay, '
-     'emitter, tenant, ready}', 'SELECT'),
+     'emitter, tenant, turn, ready}', 'SELECT'),
     ('read', 'table', '{attempt}', '{at, uid, sink, id, number, relay, outcome, status, milliseconds, error}', 'SELECT'),
     ('read', 'table', '{figures}', '{owner, lease_until, at, figures}', 'SELECT'),
     ('read', 'table', '{schedule}', '{name, cron, timezone, type, key, missed, generation, after_at, next_at, last_at, paused, '

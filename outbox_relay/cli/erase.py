@@ -130,8 +130,8 @@ def _archives(arguments: argparse.Namespace, result: Erased) -> list[dict[str, A
         configured = ""
     until, found = time.monotonic() + MANIFEST_SECONDS, list[dict[str, Any]]()
     for address in result.archives:
-        known = result.key_hash is not None and time.monotonic() <= until
-        holds = holds_key(address, result.key_hash, configured) if known else None
+        key_hash = result.key_hash if time.monotonic() <= until else None
+        holds = None if key_hash is None else holds_key(address, key_hash, configured)
         if holds is not False:
             found.append({"address": address, "holds": holds})
     return found

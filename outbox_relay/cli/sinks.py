@@ -66,7 +66,7 @@ def _remove(arguments: argparse.Namespace) -> int:
     from outbox_relay.admin import sinks
 
     name, forget = arguments.sink, arguments.forget
-    former = query(arguments, sinks.sinks)["former"] if forget else []
+    former: list[dict[str, Any]] = query(arguments, sinks.sinks)["former"] if forget else []
     if all(each["name"] != name for each in former):
         lost = query(arguments, lambda store: sinks.removal(store, name))
         if lost is None:

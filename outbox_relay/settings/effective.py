@@ -111,7 +111,8 @@ def _flat(path: SettingPath, value: object, *, hidden: bool = False, plugin: boo
     if isinstance(value, Secret | SecretStr | SecretBytes) or (hidden and value is not None):
         yield path, _Hidden(value, _origin(value) if isinstance(value, str) else HIDDEN)
     elif isinstance(value, Routes):
-        yield from (((*path, pattern), list(sinks)) for pattern, sinks in value.table.items())
+        for pattern, sinks in value.table.items():
+            yield (*path, pattern), [*sinks]
     elif isinstance(value, tuple):
         items = cast("tuple[object, ...]", value)
         if any(isinstance(each, BaseModel) for each in items):

@@ -74,8 +74,8 @@ def trusting(ca_file: str | Path | None = None, directory: str | None = None) ->
 def system_authorities() -> int:
     """Return a number that changes when the system's authorities do, as ``trusting`` finds them. Blocks."""
     paths = ssl.get_default_verify_paths()  # those of SSL_CERT_FILE and SSL_CERT_DIR, which exist
-    bundle = None if paths.cafile is None else read_file(Path(paths.cafile), BUNDLE_BYTES)
-    return hash((bundle, None if paths.capath is None else Path(paths.capath).stat().st_mtime_ns))
+    bundle = read_file(Path(paths.cafile), BUNDLE_BYTES) if paths.cafile else None
+    return hash((bundle, Path(paths.capath).stat().st_mtime_ns if paths.capath else None))
 
 
 def verify_alike(context: ssl.SSLContext) -> None:

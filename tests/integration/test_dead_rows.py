@@ -151,7 +151,12 @@ def settling(connection: Connection) -> dict[str, Any]:
     """Return a settlement of events whose keys have dead rows."""
     registered(connection)
     rows = [NewRow(event, shard, "waiting", ordered=True) for event, shard in emitted(connection)]
-    moved = {"shards": [], "epochs": [], "places": [], **columns("position_", PositionColumns._fields, [])}
+    moved: dict[str, Any] = {
+        "shards": [],
+        "epochs": [],
+        "places": [],
+        **columns("position_", PositionColumns._fields, []),
+    }
     settlement = settled_rows(rows, dict.fromkeys(SHARDS, 1), (), None)
     return {"sink": SINK, "owner": OWNER, "server": None, **moved, **settlement}
 

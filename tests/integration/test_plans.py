@@ -93,7 +93,7 @@ def read(explained: Explained, statement: str = "read_rest", **changes: Any) -> 
     return explained.run(statement, **{**parameters, **changes})
 
 
-REST, LATE = "not pg_visible_in_snapshot(l.xid, a)", "l.id + 0 <= last_id"
+REST, LATE = "outbox_internal.window_events(", "l.id + 0 <= last_id"
 LOOK, NEXT = "limit most_looks + 1", "limit each"
 
 

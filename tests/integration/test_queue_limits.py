@@ -18,6 +18,7 @@ from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, RetryPolicy, Verdict
 from outbox_relay.domain.sink_limits import spread_of
 from outbox_relay.relay.keeper import Keeper
+from outbox_relay.relay.measures import RelayMeasures
 from outbox_relay.relay.sink_spec import SinkSpec
 from outbox_relay.service.sinks import ServedSinks
 from outbox_relay.service.supervisor import Supervisor
@@ -156,7 +157,7 @@ def test_a_relay_that_cannot_have_another_claim_sets_no_limits(database: Databas
         harness.owns_all()
         log = structlog.get_logger("other")
         keeper = Keeper(harness.store, uuid4(), "other", "0", 15.0, log)
-        other = ServedSinks(harness.store, keeper, harness.ticks, Supervisor(log), log)
+        other = ServedSinks(harness.store, keeper, harness.ticks, RelayMeasures(), Supervisor(log), log)
         sink = harness.as_sink(MemorySink(keeps_order=False))
         other.register({"s": limited("rows", rate_per_second=7.0)}, {"s": sink})
         assert query(database, "select claim, rate_per_second from outbox.sink") == [("log", 5.0)]

@@ -317,7 +317,8 @@ def test_a_payload_above_the_ceiling_is_not_fetched_by_a_look(
         asked = {
             "known": None,
             "a_seq": ids[1] if late else 0, "a": "3:3:", "a_next": 2**40, "floor": 0, "shards": list(range(64)),
-            "types": None, "ids": 2**40, "rows": 100, "bytes": AMPLE, "most_payload": 1 << 20, "most_size": most_size,
+            "types": None, "most_ids": 2**40, "most_events": 100, "most_bytes": AMPLE, "most_payload": 1 << 20,
+            "most_size": most_size,
         }  # fmt: skip
         rows = connection.execute(SQL["look"], asked).fetchall()
     assert [row[7] for row in rows[1:] if row[8] >= 0] == ids

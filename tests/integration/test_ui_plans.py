@@ -43,7 +43,8 @@ def read(database: Database, name: str, parameters: dict[str, Any], *, by_index:
     """Return (rows, pages) of `delivery` and its indexes that a statement looks at."""
     with database.connect() as connection:
         if by_index:
-            connection.execute(BY_INDEX)
+            for setting in BY_INDEX:
+                connection.execute(setting)
         connection.execute(statements()[name], parameters)
         return touched(connection)
 

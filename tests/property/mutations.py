@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 COPIED = ("outbox_relay", "schema", "tests", "pyproject.toml")
 LONGEST_SECONDS = 600.0
 OWNERSHIP = "tests/integration/test_ownership.py::"
+FENCING = "tests/integration/test_fencing.py::"
 FUNCTIONS = "tests/integration/test_reading_functions.py::"
 CLAIM = "outbox_internal.claim_rows"
 SETTLE = "outbox_internal.settle"
@@ -69,7 +70,7 @@ MUTATIONS = (
     Mutation("a settlement with rows compares epoch and owner", SETTLE,
              " and s.epoch = f.epoch and s.owner = owner_id\n"
              "             order", "\n             order",
-             OWNERSHIP + "test_a_settlement_with_rows_at_an_old_epoch_writes_nothing"),
+             FENCING + "test_what_a_zombie_writes_changes_nothing"),
     Mutation("it keeps its shards locked until it commits", SETTLE, "               for share of s\n", "",
              OWNERSHIP + "test_a_claim_passes_by_shards_that_a_settlement_has_locked"),
     Mutation("of the ledger's rows the highest epoch counts", "schema/views.sql",

@@ -26,6 +26,8 @@ pytestmark = pytest.mark.processes
 
 PAGE = Path(__file__).parents[2] / "docs/commands.md"
 SECONDS = 30
+SEARCHED = {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}
+"""Where this process finds the package, so that the shells complete the commands of the same one."""
 COMMANDS = {
     "bash": ("bash", "--noprofile", "--norc", "-i"),
     "zsh": ("zsh", "-f", "-i"),
@@ -75,7 +77,7 @@ def terminal(shell: str, place: Path) -> Generator[Terminal]:
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
-        env={"PATH": programs, "HOME": str(place), "TERM": "dumb", "LC_ALL": "C.UTF-8"},
+        env={"PATH": programs, "HOME": str(place), "TERM": "dumb", "LC_ALL": "C.UTF-8", **SEARCHED},
     )
     os.close(theirs)
     try:

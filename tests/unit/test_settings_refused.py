@@ -149,7 +149,7 @@ WRONG = [
         ]
     ],
     ("sinks.crm", 'forward_headers = ["x-a"]\nheaders = { X-A = "t" }', "headers.X-A", "is in forward_headers too"),
-    ("sinks.events", 'topic = "shop.{typ}"', "topic", "position 6: unknown field {typ}; did you mean {type}?"),
+    ("sinks.events", 'topic = "shop.{typ}"', "topic", "position 6: unknown field {typ}; fields are {type}, {key}"),
     ("sinks.events", 'topic = "__{type}"', "topic", "begins with __, as Kafka's internal topics do"),
     ("sinks.events", 'topic = "a"\ntopics = ["b.*"]', "topics", "does not allow the topic of this sink"),
     ("sinks.events", 'topics = ["b.*", "sho"]', "topics", "does not allow any topic"),

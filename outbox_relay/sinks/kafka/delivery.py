@@ -547,7 +547,10 @@ class KafkaSink(Sink):
         if (producer := self._producer_for(delivery)) is None:
             return False
         indexes = delivery.pending[: 1 if producer.alone else CHECK_EVERY]
-        if (guard := producer.guard) is not None and not guard.is_open(self._topics_of(delivery, indexes)):
+        guard = producer.guard
+        if guard is not None and guard.is_open(self._topics_of(delivery, indexes)):
+            guard = None
+        if guard is not None:
             delivery.partitions, delivery.collects = guard.partitions, True
             indexes = guard.sendable(delivery.topics, delivery.events, indexes)
             if not indexes and not self._outstanding:
