@@ -111,7 +111,7 @@ def _counts_agree(database: Database, relay: RelayService) -> None:
     attempts = {outcome: float(count) for outcome, count in expected}
     until(lambda: counted(relay, "outbox_attempts_total", "outcome") == attempts, seconds=20, what="they are exported")
     assert counted(relay, "outbox_dead_total", "reason") == {"refused": 1.0}
-    until(lambda: value(relay, "outbox_backlog_events", sink="crm") == 0.0, seconds=30, what="figures are exported")
+    until(lambda: value(relay, "outbox_backlog_events", sink="crm") == 0.0, seconds=90, what="figures are exported")
     content_type, text = scrape(relay.port)
     assert (content_type, promtool_complaints(text)) == (CONTENT_TYPE_PLAIN_0_0_4, "")
     assert value_of(text, "outbox_delivered_total", sink="crm") == 10.0
