@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
 from outbox_relay.domain.routing import matches
-from outbox_relay.fields import FUNCTION, Count, Secret, Section, as_table, listed, matching, parsed_by
+from outbox_relay.fields import FUNCTION, Count, Number, Secret, Section, as_table, listed, matching, parsed_by
 from outbox_relay.formats.topics import INTERNAL_PREFIX, TOPIC_CHARS, TopicTemplate
 from outbox_relay.settings.problems import InvalidSetting
 from outbox_relay.settings.producer import Scalar, producer_problems
@@ -63,6 +63,8 @@ class RegistrySettings(TlsSettings):
     """Subjects: TOPIC-value ("topic"), the record's name ("record"), or TOPIC-RECORD ("topic-record")."""
     records: dict[str, Annotated[str, _IS_RECORD]] = Field(default_factory=dict, max_length=1000)
     """Full names of records or messages by event type; by default the type itself."""
+    missing_seconds: Number = Field(default=600.0, ge=0, le=604_800)
+    """Time for which events wait for a schema that is missing or unusable before they are dead, 0 to 604800."""
     user_info: Annotated[Secret, parsed_by(_user_info)] | None = None
     """"USER:PASSWORD" for basic authentication, read whenever the registry is asked."""
 

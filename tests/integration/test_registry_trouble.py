@@ -31,6 +31,7 @@ probe_max_seconds = 1
 [sinks.events.registry]
 url = "{url}"
 format = "json"
+missing_seconds = {missing}
 [routes]
 "*" = ["events"]
 """
@@ -43,8 +44,8 @@ def registry() -> Generator[RegistryServer]:
         yield running
 
 
-def config(database: Database, kafka: KafkaBroker, topic: str, registry: RegistryServer) -> str:
-    return CONFIG.format(dsn=database.dsn, topic=topic, bootstrap=kafka.bootstrap, url=registry.url)
+def config(database: Database, kafka: KafkaBroker, topic: str, registry: RegistryServer, missing: int = 600) -> str:
+    return CONFIG.format(dsn=database.dsn, topic=topic, bootstrap=kafka.bootstrap, url=registry.url, missing=missing)
 
 
 def emit(database: Database, event_type: str, numbers: range) -> None:
@@ -94,13 +95,13 @@ def test_events_wait_in_order_while_the_registry_does_not_know_the_only_subject(
     assert service.log.read_text().count("circuit.opened") == 1
 
 
-def test_events_of_a_missing_subject_wait_as_rows_and_others_flow(
+def test_events_of_a_missing_subject_wait_as_rows_until_they_are_dead_and_others_flow(
     database: Database, kafka: KafkaBroker, topic: str, registry: RegistryServer, tmp_path: Path
 ) -> None:
     for name in ("known", "late", "never"):
         kafka.create_topic(f"{topic}.{name}")
     registry.register(f"{topic}.known-value", SCHEMA, schemaType="JSON")
-    with RelayService(tmp_path, config(database, kafka, f"{topic}.{{type}}", registry)):
+    with RelayService(tmp_path, config(database, kafka, f"{topic}.{{type}}", registry, missing=8)):
         for name in ("late", "never", "known"):
             emit(database, name, range(50))
         until(lambda: len(arrived(kafka, f"{topic}.known")) == 50, seconds=60, what="the others arrive")
@@ -111,8 +112,12 @@ def test_events_of_a_missing_subject_wait_as_rows_and_others_flow(
         registry.register(f"{topic}.late-value", SCHEMA, schemaType="JSON")
         until(lambda: len(arrived(kafka, f"{topic}.late")) == 50, seconds=60, what="those of the late schema arrive")
         assert in_order(arrived(kafka, f"{topic}.late"))
-        reason = one(database, "select min(last_error) from outbox.delivery where state = 'waiting'")
+        dead = "select count(*) from outbox.delivery where state = 'dead'"
+        until(lambda: one(database, dead) == 50, seconds=120, what="those without a schema are dead")
+        assert one(database, "select count(distinct last_error) from outbox.delivery") == 1
+        reason = one(database, "select last_error from outbox.delivery")
         assert reason.startswith(f"subject {topic}.never-value: the schema registry has no such subject")
+        assert reason.endswith(", for 8 s")
     assert arrived(kafka, f"{topic}.never") == []
 
 

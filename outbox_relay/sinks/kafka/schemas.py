@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 
 MAX_SUBJECTS = 1_000
 """Maximum number of subjects remembered, with their serializers."""
-WAIT_SECONDS = 600.0
-"""Time for which events wait for a schema that is missing or unusable before they are refused."""
 STALE_SECONDS = 10.0
 """Time for which no known subject is asked for again after the registry did not answer."""
 MISSING_SECONDS = 1.0
@@ -240,7 +238,7 @@ class EventSchemas:
     """Finds the serializers of events. Used by one thread, except for :meth:`check`.
 
     While the registry does not answer, the known schemas remain in use. An event whose subject has no usable schema
-    waits, and is refused after ``WAIT_SECONDS``. ``topic`` is that of all events, if there is only one.
+    waits, and is refused after ``missing_seconds``. ``topic`` is that of all events, if there is only one.
     """
 
     def __init__(self, settings: RegistrySettings, topic: str | None) -> None:
@@ -263,7 +261,7 @@ class EventSchemas:
         if answer.serializer is not None:
             return answer.serializer
         if self._is_late(answer, event):
-            return Refused(f"{answer.reason}, for {WAIT_SECONDS:g} s")
+            return Refused(f"{answer.reason}, for {self._settings.missing_seconds:g} s")
         if self._only is not None:
             return Unavailable(answer.reason)
         wait = max(answer.asked_at + answer.delay - now, 0.0) + answer.delay * (0.1 + random.random())  # noqa: S311
@@ -297,11 +295,11 @@ class EventSchemas:
                 return Subject(f"{topic}-{record or event_type}", record or event_type)
 
     def _is_late(self, answer: _Answer, event: StoredEvent) -> bool:
-        """Return True if the schema was missing, and the event waited for it, for ``WAIT_SECONDS``."""
+        """Return True if the schema was missing, and the event waited for it, for ``missing_seconds``."""
         if answer.serializer is not None:
             return False
         age = (datetime.now(UTC) - event.created_at).total_seconds()
-        return min(age, time.monotonic() - answer.since) >= WAIT_SECONDS
+        return min(age, time.monotonic() - answer.since) >= self._settings.missing_seconds
 
     def _ask(self, subject: Subject, known: _Answer | None, seconds: float) -> _Answer:
         was_missing = known is not None and known.serializer is None
