@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import errno
+import os
+import select
 import ssl
 import stat
 import threading
+import time
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 
 READ_SECONDS = 10.0
@@ -41,17 +45,38 @@ def read_file(path: Path, limit: int) -> bytes:
         return read.result(READ_SECONDS)
     except TimeoutError:
         if read.done():
-            raise
+            return read.result()
         _late[path] = read
-        raise OSError(0, f"its contents did not arrive within {READ_SECONDS:g} s") from None
+        raise OSError(0, _late_reason()) from None
 
 
 def _read(path: Path, most: int, read: Future[bytes]) -> None:
     try:
-        with path.open("rb") as file:
-            read.set_result(file.read(most))
-    except OSError as error:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (os.O_NONBLOCK if is_stream(path) else 0))
+        try:
+            read.set_result(_contents(descriptor, most))
+        finally:
+            os.close(descriptor)
+    except (OSError, ValueError) as error:
         read.set_exception(error)
+
+
+def _contents(descriptor: int, most: int) -> bytes:
+    """Return up to ``most`` bytes. Raises OSError for a pipe that is late: another file may take its place."""
+    found, until, arrived = bytearray(), time.monotonic() + READ_SECONDS, select.poll()
+    arrived.register(descriptor, select.POLLIN)
+    while len(found) < most:
+        if not arrived.poll(max(0.0, until - time.monotonic()) * 1000):
+            raise OSError(0, _late_reason())
+        with suppress(BlockingIOError):
+            if not (piece := os.read(descriptor, most - len(found))):
+                break
+            found += piece
+    return bytes(found)
+
+
+def _late_reason() -> str:
+    return f"its contents did not arrive within {READ_SECONDS:g} s"
 
 
 def is_stream(path: Path) -> bool:

@@ -26,6 +26,19 @@ def test_a_pipe_without_a_writer_is_given_up(pipe: Path, monkeypatch: pytest.Mon
         read_file(pipe, LIMIT)
 
 
+def test_a_file_in_the_place_of_a_pipe_is_read(pipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("outbox_relay.domain.files.READ_SECONDS", 0.1)
+        with pytest.raises(OSError, match="did not arrive"):
+            read_file(pipe, LIMIT)
+    pipe.unlink()
+    pipe.write_bytes(b"a")
+    for thread in threading.enumerate():
+        if thread.name == "read":
+            thread.join(5)
+    assert read_file(pipe, LIMIT) == b"a"
+
+
 def test_a_pipe_is_read_to_its_end(pipe: Path) -> None:
     def write() -> None:
         with pipe.open("wb", buffering=0) as writer:
