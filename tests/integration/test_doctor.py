@@ -72,7 +72,7 @@ CONDITIONS: dict[str, Make] = {  # each leaves the earlier ones; a paused sink h
     ),
     "schedule-failing": lambda books: books.do(
         "insert into outbox.schedule (name, cron, timezone, type, payload, missed, error, error_at)"
-        " values ('nightly', '0 3 * * *', 'Mars/Olympus', 'test.a', '{}', 'one', 'no such time zone', now())"
+        " values ('martian', '0 3 * * *', 'Mars/Olympus', 'test.a', '{}', 'one', 'no such time zone', now())"
     ),
     "clock-jumped": lambda books: books.do("update outbox.retention set hold_until = now() + interval '1 day'"),
     "default-partition": lambda books: books.do(

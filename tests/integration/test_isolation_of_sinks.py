@@ -75,7 +75,9 @@ def test_a_lock_that_stops_what_all_sinks_share_ends_no_session(database: Databa
             asked = harness.store.calls[name]
             until(lambda: harness.store.calls[name] > asked + 1, seconds=30, what="it asked again")
             delivered(sink, [*wanted, *emit(database, ["a"])])
-        statements[name] = statement
+            statements[name] = statement
+            asked = harness.store.calls[name]
+            until(lambda: harness.store.calls[name] > asked, seconds=30, what="the last one that waits is cancelled")
         assert harness.loops[0].restarts == Counter()
         assert harness.store.connection_losses == 0
     assert len(sink.delivered) == 2

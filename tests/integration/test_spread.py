@@ -57,7 +57,8 @@ def test_each_sink_spreads_as_it_is_configured_and_the_same_event_always_to_the_
         said = status(harness.store)["sinks"]["s"]
         assert (said["scheduled"], said["spread_seconds"]) == (0, SPREAD)
         becomes(lambda: status(harness.store)["sinks"]["s"]["oldest_seconds"] == 0.0, "events wait as rows only")
-        last = max(due(database), key=lambda uid: due(database)[uid])
+        times = due(database)
+        last = max(times, key=lambda uid: times[uid])
         why = query(database, "select outbox.why(%s) -> 'sinks' -> 's' ->> 'due_in_seconds'", last)
         [(wanted,)] = query(database, "select extract(epoch from %s - now())::float", later(last, at))
         assert abs(float(why[0][0]) - wanted) < 5

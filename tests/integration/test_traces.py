@@ -56,15 +56,17 @@ def created(collector: Collector, uid: str) -> Span:
     return span
 
 
+def requests(collector: Collector, uid: str) -> list[Span]:
+    """Return the spans of an event's requests that have arrived."""
+    return [span for span in collector.named("POST") if span.attributes["outbox.event.uid"] == uid]
+
+
 def requests_of(collector: Collector, uid: str, count: int) -> list[Span]:
     """Wait for the spans of an event's requests, and return them in the order of the attempts."""
-
-    def found() -> list[Span]:
-        return [span for span in collector.named("POST") if span.attributes["outbox.event.uid"] == uid]
-
-    until(lambda: len(found()) >= count, seconds=30, what=f"{count} spans of requests arrive")
-    assert len(found()) == count
-    return sorted(found(), key=lambda span: span.attributes.get("http.request.resend_count", 0))
+    until(lambda: len(requests(collector, uid)) >= count, seconds=30, what=f"{count} spans of requests arrive")
+    found = requests(collector, uid)
+    assert len(found) == count
+    return sorted(found, key=lambda span: span.attributes.get("http.request.resend_count", 0))
 
 
 def an_event(**more: Any) -> dict[str, Any]:
@@ -116,7 +118,8 @@ def test_each_request_is_a_child_of_the_create_span_and_is_sent_as_it_was(
 
         receiver.stop()
         [uid] = emit_traced(database, collector.variables, an_event())
-        span = requests_of(collector, uid, 1)[0]
+        until(lambda: requests(collector, uid), seconds=30, what="the span of the first request arrives")
+        span = requests(collector, uid)[0]
         assert (span.failed, span.attributes["error.type"]) == (True, "connection_refused")
         assert "http.response.status_code" not in span.attributes
         assert relay.stop() == 0
