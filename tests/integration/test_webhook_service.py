@@ -174,7 +174,7 @@ def test_a_relay_without_file_descriptors_counts_no_attempt_and_goes_on_when_it_
         for n in range(100):
             emit_payload(database, str(n), f"k{n % 30}")
         reason = "select 1 from outbox.delivery where last_error like '%%Too many open files%%'"
-        until(lambda: query(database, reason), seconds=30, what="an event has an error")
+        until(lambda: query(database, reason), seconds=60, what="an event has an error")
         assert query(database, "select circuit from outbox.sink where name = 'crm'") == [("closed",)]
         assert query(database, "select count(*) from outbox.delivery where attempts > 0") == [(0,)]
         assert receiver.requests == []
