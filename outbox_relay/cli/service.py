@@ -113,12 +113,6 @@ def _serve(arguments: argparse.Namespace) -> int:
         return _log_failure(error, arguments)
 
 
-def _served(loaded: Settings, arguments: argparse.Namespace) -> Settings:
-    if arguments.sinks is not None:
-        loaded.serve_only([name.strip() for name in arguments.sinks.split(",")])
-    return loaded
-
-
 def _log_failure(error: Exception, arguments: argparse.Namespace) -> int:
     """Write the error that ended the relay as a line of its log, and return the exit code."""
     from outbox_relay.service import logs
