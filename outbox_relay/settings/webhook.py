@@ -111,7 +111,9 @@ def _some(secrets: tuple[SigningSecret, ...]) -> tuple[SigningSecret, ...]:
     return secrets
 
 
-Networks: TypeAlias = Annotated[tuple[Annotated[Network, BeforeValidator(_network)], ...], Field(max_length=256)]
+Networks: TypeAlias = Annotated[
+    tuple[Annotated[Network, BeforeValidator(_network)], ...], BeforeValidator(listed), Field(max_length=256)
+]
 SecretWithEnd: TypeAlias = Annotated[
     SigningSecret, BeforeValidator(_with_end, json_schema_input_type=Secret | SigningSecret)
 ]
