@@ -102,7 +102,7 @@ class TopicCreation(Section):
 
 
 Topics: TypeAlias = Annotated[
-    tuple[Annotated[str, _IS_TOPIC, _IS_PUBLIC], ...], BeforeValidator(listed), Field(max_length=1000)
+    tuple[Annotated[str, _IS_TOPIC, _IS_PUBLIC], ...], Field(max_length=1000), BeforeValidator(listed)
 ]
 
 

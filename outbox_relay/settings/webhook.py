@@ -112,7 +112,7 @@ def _some(secrets: tuple[SigningSecret, ...]) -> tuple[SigningSecret, ...]:
 
 
 Networks: TypeAlias = Annotated[
-    tuple[Annotated[Network, BeforeValidator(_network)], ...], BeforeValidator(listed), Field(max_length=256)
+    tuple[Annotated[Network, BeforeValidator(_network)], ...], Field(max_length=256), BeforeValidator(listed)
 ]
 SecretWithEnd: TypeAlias = Annotated[
     SigningSecret, BeforeValidator(_with_end, json_schema_input_type=Secret | SigningSecret)
@@ -137,7 +137,7 @@ class WebhookSettings(RequestSettings, TlsSettings):
     secrets: Secrets
     """Secrets, 1 to 16: all sign until their end, so that receivers can change over one after the other."""
     forward_headers: Annotated[
-        tuple[Annotated[str, AfterValidator(_forwarded)], ...], BeforeValidator(listed), Field(max_length=HEADERS)
+        tuple[Annotated[str, AfterValidator(_forwarded)], ...], Field(max_length=HEADERS), BeforeValidator(listed)
     ] = ()
     """Names of the event's own headers that are passed on, at most 32; none by default."""
     headers: Headers = Field(default_factory=dict, max_length=HEADERS)
