@@ -31,8 +31,8 @@ _late: dict[Path, Future[bytes]] = {}
 def read_file(path: Path, limit: int) -> bytes:
     """Return the contents of the file at ``path``, up to one byte more than ``limit``. Raises OSError.
 
-    A thread reads it: a pipe to which nobody writes, or a file server that does not answer, is an error after
-    ``READ_SECONDS``.
+    The read runs in a thread, so that a pipe without a writer, or a file server that does not answer, is an error
+    after ``READ_SECONDS``.
     """
     read = _late.pop(path, None)
     if read is None or read.done():

@@ -1,4 +1,4 @@
-"""What must not be shown: the names of secret settings, and texts without their values. Pure."""
+"""Redaction: the names of secret settings, and texts without their values. Pure."""
 
 from __future__ import annotations
 

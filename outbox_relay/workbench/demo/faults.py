@@ -11,7 +11,7 @@ from outbox_relay.workbench.demo.parts import DemoParts
 from outbox_relay.workbench.shop.processes import LEASE_SECONDS
 
 DOWN_SECONDS = 3.0
-"""How long database, broker or receiver are broken."""
+"""Seconds for which the database, the broker or the receiver is broken."""
 AGAIN_SECONDS = 5.0
 """Time after a repair in which events flow again."""
 DEAD_SECONDS = 30.0

@@ -35,7 +35,7 @@ Connection = psycopg.Connection[TupleRow]
 CUSTOMERS = 2_000
 WRITERS = 4
 EVENTS_PER_SECOND = 400.0
-"""What any machine can deliver; every shard gets several events in a second."""
+"""A rate that any machine can deliver. Each shard gets several events per second."""
 BASKETS = (1, 1, 2, 4, 8, 12)
 """Numbers of orders per transaction, chosen at random."""
 TYPES = ("order.created", "order.paid", "order.shipped")
